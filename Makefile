@@ -1,0 +1,59 @@
+# Needs git, make and Python 3.11 or later; everything else is installed into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2
+PROMPT ?= What is the capital of France?
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format install dev clean
+
+help:
+	@echo "make run [PROMPT=\"…\"] [MODEL=…]  stream a model's answer (makes .venv, fetches the model)"
+	@echo "make test                        run all tests"
+	@echo "make check                       format check, lint, types, tests"
+	@echo "make format                      format the code"
+	@echo "make clean                       remove .venv and caches of the tools"
+
+run: install
+	@echo "headrace: asking $(MODEL): $(PROMPT)"
+	@$(BIN)/headrace generate $(MODEL) --prompt "$(PROMPT)"
+
+test: dev
+	@echo "headrace: running all tests"
+	@$(BIN)/python -m pytest
+
+check: dev
+	@echo "headrace: format, lint, types, tests"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest
+
+format: dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+install: $(VENV)/.installed
+dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "headrace: $(PYTHON) is older than 3.11; give a newer one: make PYTHON=python3.11 …"; exit 1; }
+	@echo "headrace: making $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || \
+		{ rm -rf $(VENV); echo "headrace: no venv module; on Debian: apt install python3-venv"; exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "headrace: installing the package and what it needs (once, some minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "headrace: installing the package, what it needs and the test tools (once, some minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

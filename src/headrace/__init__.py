@@ -1,0 +1,49 @@
+"""Headrace: an LLM inference engine on JAX.
+
+from headrace import LLM, SamplingParams
+
+llm = LLM("smollm2")
+print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError, HeadraceError, ModelError, RequestError
+from headrace.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.config import EngineConfig
+    from headrace.llm import LLM
+    from headrace.outputs import RequestOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "ConfigError",
+    "EngineConfig",
+    "HeadraceError",
+    "ModelError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Imports what needs JAX only when it is asked for, so that the command line answers at once."""
+    if name == "LLM":
+        from headrace.llm import LLM
+
+        return LLM
+    if name == "EngineConfig":
+        from headrace.config import EngineConfig
+
+        return EngineConfig
+    if name == "RequestOutput":
+        from headrace.outputs import RequestOutput
+
+        return RequestOutput
+    raise AttributeError(f"module 'headrace' has no attribute {name!r}")
