@@ -1,0 +1,21 @@
+"""Fixtures shared by all tests: the two real models, fetched once into the user's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.weights.sources import pull
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1."""
+    return pull("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M base, Q4_K_M."""
+    return pull("gemma3-270m")
