@@ -1,0 +1,83 @@
+"""The attention seam: what the models ask of a kernel, and the kernel chosen for a platform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RaggedBatch:
+    """Where the tokens of a batch belong; shared by all layers of a step.
+
+    Rows are requests: first those with one token in this step, then those with more, longest context first in both. A
+    token's row, position and place in the cache say everything: nothing depends on the size of the buckets.
+
+    Attributes:
+        positions: [tokens] int32, position of each token in its sequence.
+        token_rows: [tokens] int32, row of each token; rows or more for padding.
+        write_index: [tokens] int32, place in the pool (page * page_size + offset) that takes the token's key and
+            value; distinct, and out of range for padding, whose write is dropped.
+        query_start: [rows + 1] int32, first token of each row; padded rows repeat the total.
+        seq_lens: [rows] int32, tokens of the row in the cache once this step has written its own; 0 for padding.
+        slots: [rows] int32, the row's line in `page_table`; out of range for padding.
+        page_table: [slots, pages per sequence] int32; lines hold stale entries past their sequence's pages.
+    """
+
+    positions: jax.Array
+    token_rows: jax.Array
+    write_index: jax.Array
+    query_start: jax.Array
+    seq_lens: jax.Array
+    slots: jax.Array
+    page_table: jax.Array
+
+
+class AttentionKernel(Protocol):
+    """Writes a step's keys and values into the pages and attends over them, in one call per layer."""
+
+    def make_pages(self, num_pages: int, page_size: int, kv_heads: int, head_dim: int) -> jax.Array:
+        """The empty pool of one layer, [pages, page_size, 2 * kv_heads, head_dim], in the kernel's storage dtype.
+
+        The heads alternate key, value, key, value.
+        """
+        ...
+
+    def prepare(self, batch: RaggedBatch, window: int | None) -> Any:
+        """What `attend` needs of the batch in layers with this window, worked out once per step.
+
+        Args:
+            window: keys at distance >= window are not seen; None sees all.
+        """
+        ...
+
+    def attend(
+        self, q: jax.Array, kv: jax.Array, pages: jax.Array, prepared: Any, *, scale: float
+    ) -> tuple[jax.Array, jax.Array]:
+        """Causal attention of each token over its own sequence.
+
+        What one token gets is bitwise the same however the batch is put together.
+
+        Args:
+            q: [tokens, heads, head_dim] float32, rotated.
+            kv: [tokens, kv_heads, 2, head_dim] float32, keys rotated.
+            pages: the layer's pool; consumed.
+            prepared: result of `prepare`.
+            scale: multiplies q·k.
+
+        Returns:
+            [tokens, heads, head_dim] float32, without meaning on padding, and the new pool.
+        """
+        ...
+
+
+def attention_for(platform: str, dtype: jnp.dtype) -> AttentionKernel:
+    """The kernel for a JAX platform name and an element type of keys and values."""
+    from headrace.kernels.jax_attention import JaxAttention
+
+    del platform  # one implementation so far; it runs on every platform
+    return JaxAttention(jnp.dtype(dtype))

@@ -1,0 +1,108 @@
+"""The decoder: token ids in, hidden states out, keys and values through an attention kernel. Driven by a spec."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from headrace.kernels.attention import AttentionKernel, RaggedBatch
+from headrace.layers.linear import linear
+from headrace.layers.norm import rms_norm
+from headrace.layers.rope import apply_rope, rope_cos_sin
+from headrace.models.spec import Activation, DecoderSpec
+from headrace.models.weights import DecoderWeights, LayerWeights
+
+
+def decode(
+    spec: DecoderSpec,
+    attention: AttentionKernel,
+    weights: DecoderWeights,
+    pages: tuple[jax.Array, ...],
+    tokens: jax.Array,
+    prompt_lens: jax.Array,
+    batch: RaggedBatch,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Runs all layers over the tokens of a ragged batch.
+
+    Args:
+        pages: the KV pages of each layer; consumed, the returned ones replace them.
+        tokens: ids [tokens] int32, in range also where the batch is padded.
+        prompt_lens: [tokens] int32, length of the prompt that each token follows or belongs to.
+        batch: where each token belongs.
+
+    Returns:
+        Hidden states [tokens, hidden] float32 after the final norm, and the new pages. Rows of padding hold values
+        without meaning.
+    """
+    with jax.named_scope("embed"):
+        x = weights.embedding.rows(tokens)
+        if spec.embedding_scale != 1.0:
+            # The reference multiplies by the scale rounded to the weights' dtype.
+            x = x * jnp.asarray(spec.embedding_scale, weights.embedding.dtype).astype(jnp.float32)
+    rotations = [
+        rope_cos_sin(rope, inv_freq, batch.positions, prompt_lens)
+        for rope, inv_freq in zip(spec.ropes, weights.inv_freqs, strict=True)
+    ]
+    # Without the barrier XLA works out the sines anew inside every layer.
+    rotations = jax.lax.optimization_barrier(rotations)
+    # One trace per kind of layer rather than per layer: tracing is the part of a compilation that holds the GIL.
+    layer = jax.jit(partial(_layer, spec, attention))
+    prepared = {window: attention.prepare(batch, window) for window in {kind.window for kind in spec.layers}}
+    new_pages = []
+    for kind, layer_weights, layer_pages in zip(spec.layers, weights.layers, pages, strict=True):
+        x, layer_pages = layer(layer_weights, layer_pages, x, rotations[kind.rope], prepared[kind.window])
+        new_pages.append(layer_pages)
+    return rms_norm(x, weights.final_norm, spec.norm_eps), tuple(new_pages)
+
+
+def logits(spec: DecoderSpec, weights: DecoderWeights, hidden: jax.Array) -> jax.Array:
+    """hidden [rows, hidden] after the final norm -> logits [rows, vocab] float32."""
+    with jax.named_scope("head"):
+        return linear(hidden, weights.embedding if weights.head is None else weights.head)
+
+
+def _layer(
+    spec: DecoderSpec,
+    attention: AttentionKernel,
+    w: LayerWeights,
+    pages: jax.Array,
+    x: jax.Array,
+    rotation: tuple[jax.Array, jax.Array],
+    prepared: Any,
+) -> tuple[jax.Array, jax.Array]:
+    with jax.named_scope("attention"):
+        h = rms_norm(x, w.attn_norm, spec.norm_eps)
+        q, kv = _project_qkv(spec, w, h, rotation)
+        h, pages = attention.attend(q, kv, pages, prepared, scale=spec.attention_scale)
+        h = linear(h.reshape(h.shape[0], -1), w.o, w.o_bias)
+        if w.post_attn_norm is not None:
+            h = rms_norm(h, w.post_attn_norm, spec.norm_eps)
+        x = x + h
+    with jax.named_scope("mlp"):
+        h = rms_norm(x, w.mlp_norm, spec.norm_eps)
+        gate, up = jnp.split(linear(h, w.gate_up), 2, axis=-1)
+        h = linear(_activate(spec.activation, gate) * up, w.down)
+        if w.post_mlp_norm is not None:
+            h = rms_norm(h, w.post_mlp_norm, spec.norm_eps)
+        return x + h, pages
+
+
+def _project_qkv(
+    spec: DecoderSpec, w: LayerWeights, h: jax.Array, rotation: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """h [tokens, hidden] -> q [tokens, heads, head_dim] and kv [tokens, kv_heads, 2, head_dim], both float32."""
+    tokens, kv_heads, group, dim = h.shape[0], spec.num_kv_heads, spec.queries_per_kv, spec.head_dim
+    grouped = linear(h, w.qkv, w.qkv_bias).reshape(tokens, kv_heads, group + 2, dim)
+    q = grouped[:, :, :group].reshape(tokens, kv_heads * group, dim)
+    k, v = grouped[:, :, group], grouped[:, :, group + 1]
+    if w.q_norm is not None and w.k_norm is not None:
+        q, k = rms_norm(q, w.q_norm, spec.norm_eps), rms_norm(k, w.k_norm, spec.norm_eps)
+    q, k = apply_rope(q, *rotation), apply_rope(k, *rotation)
+    return q, jnp.stack([k, v], axis=2)
+
+
+def _activate(activation: Activation, x: jax.Array) -> jax.Array:
+    return jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=True)
