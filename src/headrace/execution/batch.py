@@ -1,0 +1,129 @@
+"""From scheduled rows to one packed array: what a step needs of the host, in a single transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.execution.buckets import Bucket
+from headrace.execution.schedule import ScheduledStep
+from headrace.execution.sequences import SequenceTable
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Where each field lies in the packed int32 array of a bucket. Host and device read the same layout.
+
+    Attributes:
+        bucket: (tokens, requests).
+        page_size: tokens per page.
+    """
+
+    bucket: Bucket
+    page_size: int
+
+    @property
+    def num_updates(self) -> int:
+        """Most pages that a step can add: a row takes at most one more than its tokens fill."""
+        tokens, requests = self.bucket
+        return tokens // self.page_size + requests
+
+    def fields(self) -> Iterator[tuple[str, tuple[int, ...], type]]:
+        """Name, shape and element type (4 bytes) of each field, in order."""
+        tokens, requests = self.bucket
+        yield "input_ids", (tokens,), np.int32  # -1: the token that the device sampled last for the row's slot
+        yield "positions", (tokens,), np.int32
+        yield "token_rows", (tokens,), np.int32  # padding: the number of requests of the bucket
+        yield "query_start_loc", (requests + 1,), np.int32
+        yield "seq_lens", (requests,), np.int32
+        yield "prompt_lens", (requests,), np.int32
+        yield "slots", (requests,), np.int32  # padding: the number of slots, which is out of range
+        yield "logits_indices", (requests,), np.int32
+        yield "samples", (requests,), np.int32
+        yield "output_positions", (requests,), np.int32
+        yield "temperature", (requests,), np.float32
+        yield "top_k", (requests,), np.int32
+        yield "top_p", (requests,), np.float32
+        yield "min_p", (requests,), np.float32
+        yield "seeds", (requests, 2), np.uint32
+        yield "page_updates", (self.num_updates, 3), np.int32  # padding: a slot out of range
+        yield "num_requests", (1,), np.int32
+        yield "num_decodes", (1,), np.int32
+
+    @property
+    def size(self) -> int:
+        """Length of the packed array."""
+        return sum(int(np.prod(shape)) for _, shape, _ in self.fields())
+
+    def unpack(self, packed: jax.Array) -> dict[str, jax.Array]:
+        """The fields of a packed array on the device."""
+        out, start = {}, 0
+        for name, shape, dtype in self.fields():
+            size = int(np.prod(shape))
+            out[name] = jax.lax.bitcast_convert_type(packed[start : start + size], jnp.dtype(dtype)).reshape(shape)
+            start += size
+        return out
+
+
+class HostBatch:
+    """The packed array of one bucket with its fields as views; filled anew for each step, allocated once."""
+
+    def __init__(self, layout: BatchLayout, num_slots: int) -> None:
+        self.layout = layout
+        self.packed = np.zeros(layout.size, np.int32)
+        self._num_slots = num_slots
+        self._arange = np.arange(layout.bucket[0], dtype=np.int32)
+        self._views: dict[str, np.ndarray] = {}
+        start = 0
+        for name, shape, dtype in layout.fields():
+            size = int(np.prod(shape))
+            self._views[name] = self.packed[start : start + size].view(dtype).reshape(shape)
+            start += size
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._views[name]
+
+    def fill(self, step: ScheduledStep, table: SequenceTable) -> None:
+        """Writes every field, padding included, so that nothing of an earlier step is left."""
+        rows, total = len(step.slots), step.total_tokens
+        v, slots = self._views, step.slots
+        starts, ends = v["query_start_loc"][:rows], v["query_start_loc"][1 : rows + 1]
+        v["query_start_loc"][0] = 0
+        np.cumsum(step.num_tokens, out=ends)
+        v["query_start_loc"][rows + 1 :] = total
+
+        token_rows = np.repeat(self._arange[:rows], step.num_tokens)
+        token_slots, positions = slots[token_rows], v["positions"][:total]
+        np.subtract(self._arange[:total], (starts - step.num_computed)[token_rows], out=positions)
+        v["token_rows"][:total] = token_rows
+        v["input_ids"][:total] = table.token_ids[token_slots, positions]
+        v["input_ids"][:total][positions == table.device_position[token_slots]] = -1
+        v["token_rows"][total:], v["input_ids"][total:], v["positions"][total:] = self.layout.bucket[1], 0, 0
+
+        seq_lens = step.num_computed + step.num_tokens
+        self._set_rows("seq_lens", seq_lens, 0)
+        self._set_rows("prompt_lens", table.prompt_lens[slots], 0)
+        self._set_rows("slots", slots, self._num_slots)
+        self._set_rows("logits_indices", ends - 1, 0)
+        self._set_rows("samples", step.samples, 0)
+        self._set_rows("output_positions", seq_lens - table.prompt_lens[slots], 0)
+        self._set_rows("temperature", table.temperature[slots], 0.0)
+        self._set_rows("top_k", table.top_k[slots], 0)
+        self._set_rows("top_p", table.top_p[slots], 1.0)
+        self._set_rows("min_p", table.min_p[slots], 0.0)
+        self._set_rows("seeds", table.seeds[slots], 0)
+
+        updates = v["page_updates"]
+        if step.page_updates:
+            updates[: len(step.page_updates)] = step.page_updates
+        updates[len(step.page_updates) :] = self._num_slots
+        v["num_requests"][0] = rows
+        v["num_decodes"][0] = np.count_nonzero(step.num_tokens == 1)
+
+    def _set_rows(self, name: str, values: np.ndarray, padding: float) -> None:
+        view = self._views[name]
+        view[: len(values)], view[len(values) :] = values, padding

@@ -1,0 +1,170 @@
+"""The ExecutionManager: batches in, sampled tokens out, one compiled dispatch per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.errors import StepError
+from headrace.execution.batch import BatchLayout, HostBatch
+from headrace.execution.buckets import Bucket, bucket_pairs, check_paddings, request_buckets, token_buckets
+from headrace.execution.compiled import CacheStats, CompiledSteps, Executable
+from headrace.execution.schedule import ScheduledStep
+from headrace.execution.sequences import SequenceTable
+from headrace.execution.state import DeviceState, new_state
+from headrace.execution.step import StepResult, fused_step
+from headrace.kernels.attention import attention_for
+from headrace.models.spec import DecoderSpec
+from headrace.models.weights import DecoderWeights
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Sizes that the compiled steps depend on.
+
+    Attributes:
+        dtype: of keys, values and attention products.
+        num_pages: pages in the pool of each layer.
+        page_size: tokens per page.
+        max_model_len: longest sequence, in tokens.
+        max_num_seqs: slots, and the largest request bucket.
+        max_num_batched_tokens: the largest token bucket.
+        min_input_pad: the smallest request bucket.
+        vocab_limit: ids from here on are never sampled.
+        max_compiled_variants: capacity of the cache of compiled steps.
+    """
+
+    dtype: jnp.dtype
+    num_pages: int
+    page_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    vocab_limit: int
+    min_input_pad: int = 8
+    max_compiled_variants: int = 64
+
+
+class ExecutionManager:
+    """Prepares a ragged batch on the host and runs one compiled step on the device.
+
+    `compile` first, then `execute` per step. The device state is consumed and replaced by each step; nothing else
+    may hold on to it.
+
+    Attributes:
+        sequences: the host's copy of the sequences that hold a slot; the caller keeps it up to date.
+    """
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions) -> None:
+        self.spec, self.options = spec, options
+        self.sequences = SequenceTable(options.max_num_seqs, options.max_model_len)
+        self._weights = weights
+        self._kernel = attention_for(jax.default_backend(), options.dtype)
+        self._compiled = CompiledSteps(options.max_compiled_variants)
+        self._batches: dict[Bucket, HostBatch] = {}
+        self._state: DeviceState = self._new_state()
+
+    def compile(
+        self,
+        num_tokens_paddings: Sequence[int] | None = None,
+        num_reqs_paddings: Sequence[int] | None = None,
+        *,
+        threads: int | None = None,
+        progress: bool = False,
+    ) -> float:
+        """Compiles a step for every reachable bucket and returns the seconds it took.
+
+        Args:
+            num_tokens_paddings: token sizes for steps that hold prefill; None takes powers of two.
+            num_reqs_paddings: request sizes; None takes `min_input_pad`, then powers of two.
+
+        Raises:
+            ConfigError: sizes that leave some batch without a bucket, or more steps than the cache holds.
+        """
+        start, o = time.perf_counter(), self.options
+        tokens = num_tokens_paddings or token_buckets(o.max_num_seqs, o.max_num_batched_tokens)
+        requests = num_reqs_paddings or request_buckets(o.min_input_pad, o.max_num_seqs)
+        tokens = check_paddings("num_tokens_paddings", tokens, o.max_num_batched_tokens)
+        requests = check_paddings("num_reqs_paddings", requests, o.max_num_seqs)
+        pairs = bucket_pairs(tokens, requests)
+        self._batches = {bucket: HostBatch(self._layout(bucket), o.max_num_seqs) for bucket in pairs}
+        self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
+        return time.perf_counter() - start
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        """Dispatches one step and returns its result on the device, without waiting for it.
+
+        Rows of the result are in the step's order; rows past it are padding.
+
+        Raises:
+            StepError: no compiled bucket holds the batch. The state is as before.
+        """
+        bucket, executable = self._compiled.get(step.total_tokens, len(step.slots))
+        batch = self._batches[bucket]
+        batch.fill(step, self.sequences)
+        self._state, result = executable(self._weights, self._state, batch.packed)
+        return result  # type: ignore[no-any-return]
+
+    def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
+        """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
+        return np.asarray(result.tokens)[: len(step.slots)]
+
+    def reset_state(self) -> None:
+        """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
+        which may have consumed the state."""
+        self._state = self._new_state()
+        self.sequences.device_position[:] = -1
+
+    def clear_cache(self) -> None:
+        """Forgets the compiled steps; `compile` makes them again."""
+        self._compiled.clear()
+        self._batches.clear()
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The compiled (tokens, requests) pairs, ascending."""
+        return self._compiled.buckets
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """Hits, misses and evictions of the cache of compiled steps."""
+        return self._compiled.stats
+
+    def compiled_text(self, bucket: Bucket) -> str:
+        """The optimised HLO of a compiled bucket, for looking into."""
+        if bucket not in self._compiled.buckets:
+            raise StepError(f"no step is compiled for {bucket}; available: {self._compiled.buckets}")
+        return str(self._compiled.get(*bucket)[1].as_text())  # type: ignore[attr-defined]
+
+    def _layout(self, bucket: Bucket) -> BatchLayout:
+        return BatchLayout(bucket, self.options.page_size)
+
+    def _lower(self, bucket: Bucket) -> Any:
+        layout = self._layout(bucket)
+        function = partial(fused_step, self.spec, self._kernel, layout, self.options.vocab_limit)
+        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+        weights, state = jax.tree.map(_shape_of, (self._weights, self._state))
+        return jax.jit(function, donate_argnums=1).lower(weights, state, packed)
+
+    def _run_empty(self, bucket: Bucket, executable: Executable) -> None:
+        """Runs a fresh step once without rows: what XLA prepares at a first call must not delay a request."""
+        empty = np.empty(0, np.int32)
+        batch = self._batches[bucket]
+        batch.fill(ScheduledStep(empty, empty, empty, empty), self.sequences)
+        self._state, result = executable(self._weights, self._state, batch.packed)
+        result.tokens.block_until_ready()
+
+    def _new_state(self) -> DeviceState:
+        o = self.options
+        return new_state(self.spec, self._kernel, o.num_pages, o.page_size, o.max_num_seqs, o.max_model_len)
+
+
+def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

@@ -1,0 +1,38 @@
+"""What lives on the device from step to step: one pytree, donated to each step and replaced by its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from headrace.kernels.attention import AttentionKernel
+from headrace.models.spec import DecoderSpec
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState:
+    """KV pages and per-slot state.
+
+    Attributes:
+        pages: one pool per layer, [pages, page_size, 2 * kv_heads, head_dim] in the kernel's storage dtype.
+        page_table: [slots, pages per sequence] int32; entries past a sequence's pages are stale.
+        last_tokens: [slots] int32, the token sampled last for each slot.
+    """
+
+    pages: tuple[jax.Array, ...]
+    page_table: jax.Array
+    last_tokens: jax.Array
+
+
+def new_state(
+    spec: DecoderSpec, kernel: AttentionKernel, num_pages: int, page_size: int, num_slots: int, max_model_len: int
+) -> DeviceState:
+    """An empty state."""
+    pages = tuple(
+        kernel.make_pages(num_pages, page_size, spec.num_kv_heads, spec.head_dim) for _ in range(spec.num_layers)
+    )
+    table = jnp.zeros((num_slots, -(-max_model_len // page_size)), jnp.int32)
+    return DeviceState(pages, table, jnp.zeros(num_slots, jnp.int32))
