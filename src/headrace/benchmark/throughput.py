@@ -1,0 +1,96 @@
+"""How fast a model runs: prefill and decode at several batch sizes, through the offline API."""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.execution.compiled import compilations
+from headrace.llm import LLM
+from headrace.sampling.params import SamplingParams
+
+
+def measure(
+    load: Callable[[dict[str, Any]], LLM], batch_sizes: Sequence[int], prompt_tokens: int, output_tokens: int
+) -> dict[str, Any]:
+    """Runs random prompts greedily, ends ignored, after one unmeasured run of each size.
+
+    Decode speed is the difference between a run of `output_tokens` + 1 tokens and one of a single token, so that
+    neither prefill nor the first token counts in it.
+
+    Args:
+        load: engine options -> the loaded model. The options ask for just the room that the runs need.
+        batch_sizes: numbers of parallel requests.
+
+    Returns:
+        `model`, `dtype`, `startup_s`, `variants_compiled`, `compilations_after_warmup`, `peak_rss_bytes`, and
+        `results`, a list of `batch_size`, `prompt_tokens`, `output_tokens`, `prefill_tok_s`, `decode_tok_s` and
+        `step_ms`.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ConfigError(f"batch_sizes: must be positive, not {list(batch_sizes)}")
+    length = prompt_tokens + output_tokens + 1
+    llm = load({"max_num_seqs": max(batch_sizes), "max_model_len": length})
+    before = compilations()
+    results = [_measure_one(llm, size, prompt_tokens, output_tokens) for size in batch_sizes]
+    return {
+        "model": llm.engine.config.model,
+        "dtype": llm.engine.config.dtype,
+        "startup_s": round(llm.built.startup_s, 3),
+        "variants_compiled": len(llm.engine.manager.buckets),
+        "compilations_after_warmup": compilations() - before,
+        "peak_rss_bytes": _peak_rss_bytes(),
+        "results": results,
+    }
+
+
+def _measure_one(llm: LLM, batch_size: int, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+    rng = random.Random(batch_size)
+    vocab_size = llm.tokenizer.vocab_size
+    prompts = [[rng.randrange(vocab_size) for _ in range(prompt_tokens)] for _ in range(batch_size)]
+    _run(llm, prompts, min(output_tokens, 4))
+    one = _run(llm, prompts, 1)
+    decode = _run(llm, prompts, output_tokens + 1) - one
+    return {
+        "batch_size": batch_size,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "prefill_tok_s": round(batch_size * prompt_tokens / one, 1),
+        "decode_tok_s": round(batch_size * output_tokens / decode, 1),
+        "step_ms": round(1e3 * decode / output_tokens, 3),
+    }
+
+
+def _run(llm: LLM, prompts: list[list[int]], max_tokens: int) -> float:
+    """Seconds for all prompts to get so many tokens."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    start = time.perf_counter()
+    llm.generate(prompts, params)
+    return time.perf_counter() - start
+
+
+def _peak_rss_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """The figures as a table for the terminal."""
+    lines = [
+        f"{report['model']}, {report['dtype']}: ready in {report['startup_s']:.1f} s, "
+        f"{report['variants_compiled']} variants compiled, "
+        f"{report['compilations_after_warmup']} compilations after warm-up, "
+        f"peak memory {report['peak_rss_bytes'] / 1e6:.0f} MB",
+        f"{'batch':>6}{'prompt':>8}{'output':>8}{'prefill tok/s':>15}{'decode tok/s':>14}{'ms/step':>10}",
+    ]
+    for r in report["results"]:
+        lines.append(
+            f"{r['batch_size']:>6}{r['prompt_tokens']:>8}{r['output_tokens']:>8}"
+            f"{r['prefill_tok_s']:>15.1f}{r['decode_tok_s']:>14.1f}{r['step_ms']:>10.2f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,181 @@
+"""The commands. Each imports what it needs when it runs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.options import ENGINE, SAMPLING, sizes, with_options
+from headrace.errors import HeadraceError, RequestError
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import TokenOutput
+    from headrace.llm import LLM
+
+# Typer's own base of errors in the command line; which module it comes from depends on Typer's version.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    help="LLM inference on JAX.", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+models_app = typer.Typer(help="Models that are fetched by name.")
+bench_app = typer.Typer(help="Measurements.")
+app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
+
+Model = Annotated[str, typer.Argument(help="Known name, .gguf file, Hugging Face folder or hub id.")]
+
+
+def main() -> None:
+    """Runs the command line. An error is one line on stderr and exit code 2."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s", stream=sys.stderr)
+    try:
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except (HeadraceError, _UsageError) as error:
+        text = error.format_message() if isinstance(error, _UsageError) else str(error)  # type: ignore[attr-defined]
+        print(f"headrace: error: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has left; Python must not complain about that again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+@app.command()
+@with_options(SAMPLING, "sampling")
+@with_options(ENGINE, "engine")
+def generate(
+    model: Model,
+    *,
+    prompt: Annotated[str, typer.Option(help="What to answer, or with --raw to continue.")],
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    sampling: dict[str, Any],
+    engine: dict[str, Any],
+) -> None:
+    """Answer one prompt, streamed to the terminal."""
+    from headrace.sampling.params import SamplingParams
+
+    params = SamplingParams(**{"max_tokens": 256, "temperature": 0.0, **sampling})
+    if raw and system is not None:
+        raise RequestError("system", "cannot be given together with --raw, which uses no chat template")
+    llm = _load(model, {"max_num_seqs": 1, **engine})
+    if raw or not llm.has_chat_template:
+        if system is not None:
+            raise RequestError("system", f"{model} has no chat template, so it cannot take a system message")
+        outputs = llm.stream(prompt, params)
+    else:
+        outputs = llm.stream(llm.encode_chat(_conversation(system, prompt)), params)
+    _print_stream(outputs)
+
+
+@app.command()
+@with_options(SAMPLING, "sampling")
+@with_options(ENGINE, "engine")
+def chat(
+    model: Model,
+    *,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    sampling: dict[str, Any],
+    engine: dict[str, Any],
+) -> None:
+    """Chat in the terminal. Ctrl-C stops an answer; /exit leaves."""
+    from headrace.cli.chat import run_chat
+    from headrace.sampling.params import SamplingParams
+
+    params = SamplingParams(**{"max_tokens": 1024, "temperature": 0.7, **sampling})
+    run_chat(_load(model, {"max_num_seqs": 1, **engine}), params, system)
+
+
+@models_app.command("list")
+def list_models() -> None:
+    """List the models that are known by name."""
+    from headrace.weights.sources import KNOWN_MODELS, cached_path
+
+    for name, known in KNOWN_MODELS.items():
+        path = cached_path(name)
+        print(f"{name:14} {known.description} ({known.licence}); {path or 'not fetched yet'}")
+
+
+@models_app.command("pull")
+def pull_model(model: Annotated[str, typer.Argument(help="Known name or hub id.")]) -> None:
+    """Fetch a model into the cache and print its path."""
+    _print_path(model)
+
+
+@models_app.command("path")
+def model_path(model: Model) -> None:
+    """Print where a model lies, fetching it first if need be."""
+    _print_path(model)
+
+
+@bench_app.command()
+@with_options(ENGINE, "engine")
+def throughput(
+    model: Model,
+    *,
+    batch_sizes: Annotated[str, typer.Option(help="Parallel requests, as in 1,8,32.")] = "1,8,32",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated for each prompt after the first.")] = 64,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    engine: dict[str, Any],
+) -> None:
+    """Prefill and decode speed at several batch sizes."""
+    from headrace.benchmark.throughput import format_report, measure
+
+    report = measure(
+        lambda options: _load(model, {**options, **engine}),
+        sizes("--batch-sizes", batch_sizes),
+        prompt_tokens,
+        output_tokens,
+    )
+    print(format_report(report))
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _load(model: str, engine: dict[str, Any]) -> LLM:
+    """The model, with bars while it loads and a summary, on stderr."""
+    options = dict(engine)
+    for name in ("num_tokens_paddings", "num_reqs_paddings"):
+        if isinstance(options.get(name), str):
+            options[name] = sizes("--" + name.replace("_", "-"), options[name])
+    if "engine_seed" in options:
+        options["seed"] = options.pop("engine_seed")
+    from headrace.llm import LLM
+
+    llm = LLM(model, progress=sys.stderr.isatty(), **options)
+    print(llm.built.describe(), file=sys.stderr)
+    return llm
+
+
+def _conversation(system: str | None, prompt: str) -> list[dict[str, str]]:
+    messages = [{"role": "user", "content": prompt}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+def _print_stream(outputs: Iterator[TokenOutput]) -> None:
+    last = None
+    for last in outputs:
+        print(last.text, end="", flush=True)
+    print()
+    if last is not None and last.error is not None:
+        raise HeadraceError(last.error)
+
+
+def _print_path(model: str) -> None:
+    from headrace.weights.sources import resolve
+
+    print(resolve(model, progress=sys.stderr.isatty()))

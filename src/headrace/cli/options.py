@@ -1,0 +1,73 @@
+"""Options that several commands share, each declared once and added to a command's signature."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+# name -> (type, help). A default of None leaves the choice to EngineConfig or SamplingParams, whose own defaults and
+# checks apply: nothing is said twice.
+ENGINE = {
+    "dtype": (str, "auto (bfloat16), float32 or bfloat16."),
+    "max_model_len": (int, "Longest sequence in tokens, prompt and answer."),
+    "max_num_seqs": (int, "Requests that run at once."),
+    "max_num_batched_tokens": (int, "Most tokens that one step computes."),
+    "page_size": (int, "Tokens per page of the KV cache."),
+    "kv_cache_bytes": (int, "Memory for the KV cache."),
+    "kv_cache_share": (float, "Share of the free memory for the KV cache."),
+    "min_input_pad": (int, "Smallest number of requests that a step is compiled for."),
+    "num_tokens_paddings": (str, "Token sizes to compile, as in 64,256,512."),
+    "num_reqs_paddings": (str, "Request sizes to compile, as in 8,32."),
+    "max_compiled_variants": (int, "Most compiled steps that are kept."),
+    "engine_seed": (int, "Seed of the draws of requests without a seed of their own."),
+}
+SAMPLING = {
+    "max_tokens": (int, "Most tokens to generate."),
+    "temperature": (float, "0 takes the most likely token."),
+    "top_p": (float, "Keep the most likely tokens up to this probability."),
+    "top_k": (int, "Keep this many of the most likely tokens."),
+    "min_p": (float, "Drop tokens less likely than this times the most likely one."),
+    "stop": (list[str], "Text that ends the answer; may be given several times."),
+    "stop_token_ids": (list[int], "Token that ends the answer; may be given several times."),
+    "ignore_eos": (bool, "Go on after the model's own end token."),
+    "seed": (int, "Seed of the draws."),
+}
+
+Command = Callable[..., None]
+
+
+def with_options(table: dict[str, tuple[Any, str]], argument: str) -> Callable[[Command], Command]:
+    """Adds the options of a table to a command, which gets those that were given as the dict `argument`."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> None:
+            chosen = {name: given.pop(name) for name in table}
+            command(**given, **{argument: {name: value for name, value in chosen.items() if value is not None}})
+
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != argument]
+        added = [_parameter(name, kind, text) for name, (kind, text) in table.items()]
+        parameters = [*own, *added]
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapper
+
+    return decorate
+
+
+def _parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    annotation = Annotated[kind | None, typer.Option(flag, help=text, show_default=False)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def sizes(name: str, text: str) -> list[int]:
+    """A list of sizes given as "8,16,32"."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 8,16,32", param_hint=name) from None

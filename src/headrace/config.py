@@ -1,0 +1,151 @@
+"""Engine options: what the user gives, and how the rest follows from the model and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import psutil
+
+from headrace.errors import ConfigError
+from headrace.models.spec import DecoderSpec
+
+DTYPES = ("auto", "float32", "bfloat16")
+PAGE_SIZES = (8, 16, 32, 64)
+
+_GIB = 1 << 30
+_CPU_SHARE, _CPU_MOST = 0.1, _GIB  # of the free memory, and at most
+_ACCELERATOR_SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of an engine; None and "auto" mean that `resolve` works them out.
+
+    Attributes:
+        model: known name, `.gguf` file, Hugging Face folder or hub id.
+        dtype: of weights, keys and values: "auto" (bfloat16), "float32" or "bfloat16".
+        max_model_len: longest sequence, prompt and output, in tokens; None takes what the model was made for, or
+            what the KV cache holds if that is less.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: most tokens that one step computes; longer prompts are cut into chunks.
+        page_size: tokens per KV page.
+        kv_cache_bytes: memory for KV pages over all layers. None takes `kv_cache_share`.
+        kv_cache_share: share of the free memory for KV pages, in (0, 1]; None takes a tenth, at most 1 GiB, on the
+            CPU and 0.8 on an accelerator.
+        min_input_pad: smallest number of requests that a step is compiled for.
+        num_tokens_paddings, num_reqs_paddings: sizes that steps are compiled for; None takes powers of two.
+        max_compiled_variants: most compiled steps that are kept.
+        seed: of the seeds of requests that give none; None takes a fresh one.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    page_size: int = 16
+    kv_cache_bytes: int | None = None
+    kv_cache_share: float | None = None
+    min_input_pad: int = 8
+    num_tokens_paddings: Sequence[int] | None = None
+    num_reqs_paddings: Sequence[int] | None = None
+    max_compiled_variants: int = 64
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.page_size not in PAGE_SIZES:
+            raise ConfigError(f"page_size: {self.page_size!r} is not one of {', '.join(map(str, PAGE_SIZES))}")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_cache_bytes"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
+            raise ConfigError(f"kv_cache_share: must be > 0 and <= 1, not {self.kv_cache_share!r}")
+        if self.kv_cache_bytes is not None and self.kv_cache_share is not None:
+            raise ConfigError("kv_cache_share: cannot be given together with kv_cache_bytes")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
+                f"({self.max_num_seqs}), but every running request takes a token per step"
+            )
+
+    @property
+    def jax_dtype(self) -> jnp.dtype:
+        """`dtype` as JAX has it; only once resolved."""
+        return jnp.dtype(self.dtype)
+
+    def num_pages(self, spec: DecoderSpec) -> int:
+        """Pages in the pool of each layer; only once resolved."""
+        assert self.kv_cache_bytes is not None
+        return self.kv_cache_bytes // self._page_bytes(spec)
+
+    def _page_bytes(self, spec: DecoderSpec) -> int:
+        return self.page_size * spec.kv_bytes_per_token(self.jax_dtype.itemsize)
+
+    def resolve(self, spec: DecoderSpec) -> EngineConfig:
+        """The same options with nothing left open.
+
+        Raises:
+            ConfigError: the context asked for is longer than the model's, or the KV cache is too small for it.
+        """
+        config = replace(self, dtype="bfloat16" if self.dtype == "auto" else self.dtype)
+        wanted = self.max_model_len or spec.max_position
+        if wanted > spec.max_position:
+            raise ConfigError(f"max_model_len: {wanted} is more than the model's {spec.max_position}")
+        page_bytes, budget = config._page_bytes(spec), self.kv_cache_bytes
+        pages_per_seq = -(-wanted // self.page_size)
+        if budget is None:
+            # No more than every slot can use, and never too little for one request of the length asked for.
+            most = pages_per_seq * self.max_num_seqs
+            pages = min(_few_sizes(_cache_budget(self.kv_cache_share) // page_bytes), most)
+            if self.max_model_len is not None:
+                pages = max(pages, pages_per_seq)
+        else:
+            pages = _few_sizes(budget // page_bytes)
+        if pages < pages_per_seq and self.max_model_len is not None:
+            raise ConfigError(
+                f"kv_cache_bytes: {budget} bytes hold {pages * self.page_size} tokens, less than max_model_len "
+                f"({wanted}), which takes {pages_per_seq * page_bytes} bytes"
+            )
+        if pages < 1:
+            raise ConfigError(f"kv_cache_bytes: {budget} bytes hold not even one page, which takes {page_bytes}")
+        length = min(wanted, pages * self.page_size)
+        return replace(config, max_model_len=length, kv_cache_bytes=pages * page_bytes, kv_cache_share=None)
+
+    @classmethod
+    def from_options(cls, model: str, options: dict[str, Any]) -> EngineConfig:
+        """From keyword options; ConfigError names an unknown one and lists those there are."""
+        known = [f.name for f in fields(cls) if f.name != "model"]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"{name}: unknown option; known: {', '.join(known)}")
+        return cls(model=model, **options)
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}: must be a positive integer, not {value!r}")
+
+
+def _few_sizes(pages: int) -> int:
+    """Rounded down to three significant bits: compiled steps depend on the number of pages, and with few possible
+    numbers a machine with a little more or less free memory finds its steps in the compilation cache."""
+    drop = max(pages.bit_length() - 3, 0)
+    return pages >> drop << drop
+
+
+def _cache_budget(share: float | None) -> int:
+    """Bytes for KV pages on this machine."""
+    stats = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
+    if stats is None:
+        free = psutil.virtual_memory().available
+        return int(free * share) if share is not None else int(min(free * _CPU_SHARE, _CPU_MOST))
+    free = stats["bytes_limit"] - stats["bytes_in_use"]
+    return int(free * (_ACCELERATOR_SHARE if share is None else share))

@@ -1,0 +1,108 @@
+"""From options to a compiled engine: find the model, read it, size the cache, compile."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from headrace.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.text.tokenizer import Tokenizer
+from headrace.weights.gguf import GGUFFile
+from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
+from headrace.weights.pull import cache_dir
+from headrace.weights.sources import resolve
+
+
+@dataclass(frozen=True)
+class Built:
+    """A ready engine and how it came about.
+
+    Attributes:
+        startup_s: seconds from options to ready, without the import of JAX.
+        compile_s: seconds of those that went into compilation.
+    """
+
+    engine: Engine
+    checkpoint: Checkpoint
+    startup_s: float
+    compile_s: float
+
+    def describe(self) -> str:
+        """A few lines for a person: what is served and how."""
+        config, o = self.engine.config, self.engine.manager.options
+        buckets = ", ".join(f"{tokens}x{requests}" for tokens, requests in self.engine.manager.buckets)
+        return (
+            f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype} "
+            f"on {jax.default_backend()}\n"
+            f"KV cache {o.num_pages} pages of {o.page_size} tokens, longest context {o.max_model_len} tokens, "
+            f"up to {o.max_num_seqs} requests at once\n"
+            f"compiled steps (tokens x requests): {buckets}\n"
+            f"ready in {self.startup_s:.1f} s, {self.compile_s:.1f} s of it compiling"
+        )
+
+
+def build(config: EngineConfig, *, progress: bool = False) -> Built:
+    """Makes an engine ready to serve.
+
+    Raises:
+        ConfigError, ModelError: see there; nothing is left behind.
+    """
+    start = time.perf_counter()
+    use_compilation_cache()
+    checkpoint = open_checkpoint(resolve(config.model, progress=progress))
+    tokenizer = _tokenizer(checkpoint)
+    config = config.resolve(checkpoint.spec)
+    assert config.max_model_len is not None
+    options = ExecutionOptions(
+        dtype=config.jax_dtype,
+        num_pages=config.num_pages(checkpoint.spec),
+        page_size=config.page_size,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        vocab_limit=min(tokenizer.vocab_size, checkpoint.spec.vocab_size),
+        min_input_pad=config.min_input_pad,
+        max_compiled_variants=config.max_compiled_variants,
+    )
+    weights = load_weights(checkpoint, config.jax_dtype, progress=progress)
+    manager = ExecutionManager(checkpoint.spec, weights, options)
+    compile_s = manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
+    return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, compile_s)
+
+
+def use_compilation_cache() -> None:
+    """Points JAX's persistent compilation cache at the user's cache directory, unless the user has set one.
+
+    Compiled code belongs to one jaxlib and one kind of processor, so each has a directory of its own.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+        return
+    kind = hashlib.sha256(f"{platform.machine()} {_cpu_flags()}".encode()).hexdigest()[:12]
+    directory = cache_dir() / "xla" / f"jaxlib-{version('jaxlib')}-{kind}"
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    # The many tiny programs of start-up are worth keeping too: together they take as long as a step.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _cpu_flags() -> str:
+    """What the processor can do, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    if isinstance(checkpoint.file, GGUFFile):
+        return Tokenizer.from_gguf(checkpoint.file.metadata)
+    return Tokenizer.from_folder(checkpoint.path)

@@ -1,0 +1,151 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.config import EngineConfig
+from headrace.engine.pages import PagePool
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.scheduler import Schedule, Scheduler
+from headrace.errors import RequestError
+from headrace.execution.manager import ExecutionManager
+from headrace.sampling.params import SamplingParams
+from headrace.sampling.sampler import BAD_LOGITS
+from headrace.text.detokenizer import IncrementalDetokenizer
+from headrace.text.stop import StopMatcher
+from headrace.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenOutput:
+    """What one step brought for one request.
+
+    Attributes:
+        request_id: which request.
+        token_id: the new token; None when the request ended without one.
+        text: the text that became final with it, possibly empty.
+        finish_reason: set when the request has ended; then it is no longer in the engine.
+        error: what went wrong, when the reason is "error".
+    """
+
+    request_id: str
+    token_id: int | None
+    text: str
+    finish_reason: FinishReason | None
+    error: str | None = None
+
+
+class Engine:
+    """Runs requests through the ExecutionManager with continuous batching. Not thread-safe: one thread drives it.
+
+    Attributes:
+        config: all options, filled in.
+        tokenizer: of the model.
+        manager: the execution layer, compiled.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
+        self.config, self.tokenizer, self.manager = config, tokenizer, manager
+        o = manager.options
+        self.pool = PagePool(o.num_pages, o.page_size)
+        self.scheduler = Scheduler(self.pool, manager.sequences, o.max_num_seqs, o.max_num_batched_tokens)
+        self._requests: dict[str, Request] = {}
+        self._seeds = random.Random(config.seed)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._requests)
+
+    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: the prompt is empty, holds an id that is no token, or leaves no room in the context; a
+                parameter names an id that is no token; or the request id is in use. Nothing is queued then.
+        """
+        if request_id in self._requests:
+            raise RequestError("request_id", f"{request_id!r} is in use")
+        self._check_prompt(prompt_ids)
+        params.check_vocabulary(self.tokenizer.vocab_size)
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
+        request = Request(
+            request_id=request_id,
+            token_ids=list(prompt_ids),
+            num_prompt=len(prompt_ids),
+            params=params,
+            max_total=min(len(prompt_ids) + params.max_tokens, self.manager.options.max_model_len),
+            end_ids=ends,
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            detokenizer=IncrementalDetokenizer(self.tokenizer),
+            stop=StopMatcher(params.stops),
+        )
+        self._requests[request_id] = request
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request now and frees what it holds; an id that is not in the engine is ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self.scheduler.remove(request)
+
+    def step(self) -> list[TokenOutput]:
+        """Schedules, executes and commits one step; returns what it brought.
+
+        A step that fails leaves every request as it was before: they wait, and the next step computes them anew.
+        """
+        schedule = self.scheduler.schedule()
+        if schedule is None:
+            return []
+        try:
+            result = self.manager.execute(schedule.step)
+            tokens = self.manager.read_tokens(result, schedule.step)
+        except BaseException:
+            # The step may have consumed the device state: nothing in it counts as computed any more.
+            self.scheduler.preempt_all()
+            self.manager.reset_state()
+            raise
+        return self._commit(schedule, tokens)
+
+    def _commit(self, schedule: Schedule, tokens: np.ndarray) -> list[TokenOutput]:
+        """Advances the requests of a step that has run."""
+        outputs = []
+        counts, samples = schedule.step.num_tokens.tolist(), schedule.step.samples.tolist()
+        for request, count, sampled, token in zip(schedule.requests, counts, samples, tokens.tolist(), strict=True):
+            request.num_computed += count
+            if sampled:
+                outputs.append(self._take_token(request, token))
+        return outputs
+
+    def _take_token(self, request: Request, token: int) -> TokenOutput:
+        text, token_id = "", None
+        if token == BAD_LOGITS:
+            request.finish_reason = "error"
+            request.error = "the model produced no finite logits"
+        else:
+            assert request.slot is not None
+            self.manager.sequences.append(request.slot, request.num_tokens, token)
+            text, token_id = request.append(token), token
+        if request.finish_reason is not None:
+            del self._requests[request.request_id]
+            self.scheduler.remove(request)
+        return TokenOutput(request.request_id, token_id, text, request.finish_reason, request.error)
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        vocab_size, longest = self.tokenizer.vocab_size, self.manager.options.max_model_len
+        if not prompt_ids:
+            raise RequestError("prompt", "is empty; it must have at least one token")
+        for token in prompt_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RequestError("prompt", f"{token!r} is not a token id; ids are 0 … {vocab_size - 1}")
+        if len(prompt_ids) >= longest:
+            raise RequestError(
+                "prompt",
+                f"has {len(prompt_ids)} tokens, but the context holds {longest} and must have room for at least one "
+                "more; shorten it or raise max_model_len",
+            )

@@ -1,0 +1,92 @@
+"""One request on its way through the engine. All of its state is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.sampling.params import SamplingParams
+from headrace.text.detokenizer import IncrementalDetokenizer
+from headrace.text.stop import StopMatcher
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, what is to be done with it, and what has come of it.
+
+    Attributes:
+        request_id: the caller's name for it.
+        token_ids: prompt and generated tokens.
+        num_prompt: how many of them are the prompt.
+        max_total: `token_ids` may grow to this length.
+        end_ids: tokens that end generation.
+        seed: of the request's draws, 64 bits.
+        slot: the line in the device's tables while running, else None.
+        pages: KV pages held, in order.
+        num_sent_pages: how many of them the device's page table knows.
+        num_computed: tokens whose keys and values are in those pages.
+        text: generated text that is final.
+        finish_reason: None while unfinished.
+        error: what went wrong, when the reason is "error".
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    params: SamplingParams
+    max_total: int
+    end_ids: frozenset[int]
+    seed: int
+    detokenizer: IncrementalDetokenizer
+    stop: StopMatcher
+    slot: int | None = None
+    pages: list[int] = field(default_factory=list)
+    num_sent_pages: int = 0
+    num_computed: int = 0
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not computed: the rest of the prompt, or the one sampled last, or all after a preemption."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Generated tokens."""
+        return self.token_ids[self.num_prompt :]
+
+    def append(self, token: int) -> str:
+        """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
+
+        An end token ends the request without showing in its text; a stop string is cut off with all that follows.
+        """
+        self.token_ids.append(token)
+        if token in self.end_ids:
+            self.finish_reason = "stop"
+            delta = self._flush()
+        else:
+            delta, stopped = self.stop.push(self.detokenizer.push(token))
+            if stopped:
+                self.finish_reason = "stop"
+            elif self.num_tokens >= self.max_total:
+                self.finish_reason = "length"
+                delta += self._flush()
+        self.text += delta
+        return delta
+
+    def _flush(self) -> str:
+        """Text held back for an unfinished character or a possible stop string. The last may complete a stop too."""
+        delta, stopped = self.stop.push(self.detokenizer.finish())
+        if stopped:
+            self.finish_reason = "stop"
+            return delta
+        return delta + self.stop.finish()

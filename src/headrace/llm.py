@@ -1,0 +1,154 @@
+"""The offline API: a model in this process, prompts in, texts out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.config import EngineConfig
+from headrace.engine.build import build
+from headrace.engine.engine import TokenOutput
+from headrace.errors import ModelError, RequestError
+from headrace.outputs import RequestOutput
+from headrace.sampling.params import SamplingParams
+from headrace.text.chat import ChatTemplate, encode_chat
+
+log = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model, loaded and compiled.
+
+    Args:
+        model: known name (`headrace models list`), `.gguf` file, Hugging Face folder or hub id.
+        progress: show bars while fetching, loading and compiling.
+        options: fields of `EngineConfig`.
+
+    Raises:
+        ConfigError, ModelError: see there.
+
+    Example:
+        >>> llm = LLM("smollm2")
+        >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=1))[0].text
+        ' Paris'
+    """
+
+    def __init__(self, model: str, *, progress: bool = False, **options: Any) -> None:
+        self.built = build(EngineConfig.from_options(model, options), progress=progress)
+        self.engine = self.built.engine
+        self.tokenizer = self.engine.tokenizer
+        self._ids = itertools.count()
+        self._template: ChatTemplate | None = None
+        if self.tokenizer.chat_template is not None:
+            tokens = {"bos_token": self.tokenizer.bos_token, "eos_token": self.tokenizer.eos_token}
+            self._template = ChatTemplate(self.tokenizer.chat_template, **tokens)
+        log.info("%s", self.built.describe())
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model says how a chat is written."""
+        return self._template is not None
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Continues prompts, all at once, and returns the results in their order.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            params: for all prompts, or one for each; None takes the defaults.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong; then nothing runs.
+        """
+        return self._run(_as_list(prompts), params)
+
+    def chat(self, messages: Messages, params: SamplingParams | None = None) -> RequestOutput:
+        """Answers one conversation, a list of {"role": …, "content": …}."""
+        return self._run([self.encode_chat(messages)], params)[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenOutput]:
+        """Continues one prompt, token by token. Leaving the iterator early ends the request.
+
+        Only one caller drives the engine: finish or leave a stream before starting other work.
+        """
+        ids = self._encode(prompt)
+        request_id = self._next_id()
+        self.engine.add(request_id, ids, params or SamplingParams())
+        return self._drive(request_id)
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """The prompt's token ids for a conversation, ready for the answer.
+
+        Raises:
+            ModelError: the model has no chat template.
+        """
+        if self._template is None:
+            raise ModelError(f"{self.engine.config.model} has no chat template; give it a plain prompt instead")
+        return encode_chat(self.tokenizer, self._template, messages)
+
+    def _drive(self, request_id: str) -> Iterator[TokenOutput]:
+        try:
+            while True:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        yield output
+                        if output.finish_reason is not None:
+                            return
+        finally:
+            self.engine.abort(request_id)
+
+    def _run(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(prompts):
+            raise RequestError("params", f"{len(each)} given for {len(prompts)} prompts")
+        encoded = [self._encode(prompt) for prompt in prompts]
+        partial: dict[str, list[TokenOutput]] = {}
+        try:
+            # All are queued before the first step, so that it already holds as many as there is room for.
+            for ids, one in zip(encoded, each, strict=True):
+                request_id = self._next_id()
+                self.engine.add(request_id, ids, one)
+                partial[request_id] = []
+            while self.engine.has_unfinished:
+                for output in self.engine.step():
+                    partial[output.request_id].append(output)
+        finally:
+            for request_id in partial:
+                self.engine.abort(request_id)
+        return [_result(p, ids, o) for p, ids, o in zip(prompts, encoded, partial.values(), strict=True)]
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+
+def _result(prompt: Prompt, ids: list[int], outputs: list[TokenOutput]) -> RequestOutput:
+    last = outputs[-1]
+    assert last.finish_reason is not None
+    return RequestOutput(
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=ids,
+        text="".join(o.text for o in outputs),
+        token_ids=[o.token_id for o in outputs if o.token_id is not None],
+        finish_reason=last.finish_reason,
+        error=last.error,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt as a list of one; a list of token ids is one prompt."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
