@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny import write_model
 
 from headrace.weights.sources import pull
 
@@ -19,3 +20,9 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """Gemma 3 270M base, Q4_K_M."""
     return pull("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose tokenizer fits every golden checkpoint."""
+    return write_model(tmp_path_factory.mktemp("model"))

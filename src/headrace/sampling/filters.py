@@ -1,16 +1,18 @@
 """Top-k, top-p and min-p without sorting the vocabulary.
 
-Each filter finds the value of the last token to keep by bisection over the bits of the float, 32 counting passes for
-any vocabulary, then settles ties at that value by token id.
+Top-k and top-p both keep the fewest most likely tokens whose weights add up to a goal: weights of one and a goal of k,
+or the likelihoods themselves and a goal of p times their sum. So one search serves both. It finds the value of the last
+token to keep by bisection over the bits of the float, 31 passes whatever the vocabulary, then settles ties at that
+value by token id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from headrace.sampling.bisect import largest
 
 BLOCK = 128  # columns summed together first, which keeps the error of a long float32 sum small
 
@@ -21,61 +23,55 @@ def block_sums(x: jax.Array) -> jax.Array:
     return jnp.pad(x, ((0, 0), (0, -n % BLOCK))).reshape(rows, -1, BLOCK).sum(-1)
 
 
-def keep_top_k(likelihood: jax.Array, k: jax.Array) -> jax.Array:
-    """Keeps the k largest of likelihood [rows, vocab] ≥ 0; k [rows] int32, ≤ 0 keeps all. Others become 0."""
-    vocab = likelihood.shape[1]
-    k = jnp.where((k <= 0) | (k > vocab), vocab, k)
-    edge = _bisect(likelihood, lambda at_least: at_least.sum(-1) >= k)
-    above = (likelihood > edge[:, None]).sum(-1)
-    return _keep(likelihood, edge, k - above)
+def keep_top_k_top_p(likelihood: jax.Array, k: jax.Array, p: jax.Array) -> jax.Array:
+    """Keeps the k largest of likelihood [rows, vocab] ≥ 0, then the fewest largest that reach p of what is left.
 
-
-def keep_top_p(likelihood: jax.Array, p: jax.Array) -> jax.Array:
-    """Keeps the fewest largest of likelihood [rows, vocab] ≥ 0 whose sum reaches p [rows] of the total.
-
-    The token that reaches the sum is kept. p ≥ 1 keeps all.
+    k [rows] int32 ≤ 0 or p [rows] float32 ≥ 1 keep all. Of equals the lower id is kept. The token that reaches p is
+    kept too. What is not kept becomes 0.
     """
-    # A p that is 0 in float32 must not be reached by nothing at all.
-    mass = jnp.maximum(block_sums(likelihood).sum(-1) * p, np.finfo(np.float32).tiny)
+    vocab = likelihood.shape[1]
+    k_on, p_on = (k > 0) & (k < vocab), p < 1.0
 
-    def reaches(at_least: jax.Array) -> jax.Array:
-        return block_sums(jnp.where(at_least, likelihood, 0.0)).sum(-1) >= mass
+    def one_filter(stage: jax.Array, kept: jax.Array) -> jax.Array:
+        by_count = stage == 0
+        weights = jnp.where(by_count, 1.0, kept)
+        goal = jnp.where(by_count, k.astype(jnp.float32), p * _total(weights))
+        goal = jnp.maximum(goal, np.finfo(np.float32).tiny)  # a goal of 0, from a tiny p, nothing would reach for
+        on = jnp.where(by_count, k_on, p_on)
+        return jnp.where(on[:, None], _keep_most_likely(kept, weights, goal), kept)
 
-    edge = _bisect(likelihood, reaches)
-    above = block_sums(jnp.where(likelihood > edge[:, None], likelihood, 0.0)).sum(-1)
-    # Of the tokens tied at the edge as many as it takes; at least one, whatever rounding says.
-    ties = jnp.ceil((mass - above) / jnp.maximum(edge, np.finfo(np.float32).tiny))
-    ties = jnp.clip(ties, 1, likelihood.shape[1]).astype(jnp.int32)
-    return jnp.where((p >= 1.0)[:, None], likelihood, _keep(likelihood, edge, ties))
+    first, last = jnp.where(k_on.any(), 0, 1), jnp.where(p_on.any(), 2, 1)
+    result: jax.Array = jax.lax.fori_loop(first, last, one_filter, likelihood)
+    return result
 
 
 def keep_min_p(likelihood: jax.Array, p: jax.Array) -> jax.Array:
-    """Keeps what is at least p [rows] times the largest of likelihood [rows, vocab]."""
+    """Keeps what is at least p [rows] times the largest of likelihood [rows, vocab]; p = 0 keeps all."""
     return jnp.where(likelihood >= p[:, None] * likelihood.max(-1, keepdims=True), likelihood, 0.0)
 
 
-def _bisect(x: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The largest float edge [rows] for which `enough(x >= edge)` still holds; x ≥ 0, `enough` monotone.
-
-    Bits of non-negative floats are ordered like the floats, so the edge is built from the highest bit down.
-    """
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-
-    def one_bit(i: jax.Array, edge: jax.Array) -> jax.Array:
-        candidate = edge | (jnp.uint32(1) << (jnp.uint32(30) - i.astype(jnp.uint32)))
-        return jnp.where(enough(bits >= candidate[:, None]), candidate, edge)
-
-    edge = jax.lax.fori_loop(0, 31, one_bit, jnp.zeros(x.shape[0], jnp.uint32))
-    return jax.lax.bitcast_convert_type(edge, jnp.float32)
+def _total(x: jax.Array) -> jax.Array:
+    return block_sums(x).sum(-1)
 
 
-def _keep(x: jax.Array, edge: jax.Array, ties: jax.Array) -> jax.Array:
-    """x where it is above edge [rows], and of those equal to it the first ties [rows]; elsewhere 0."""
-    above, tied = x > edge[:, None], x == edge[:, None]
+def _keep_most_likely(likelihood: jax.Array, weights: jax.Array, goal: jax.Array) -> jax.Array:
+    """likelihood [rows, n] where it is among the fewest largest whose weights [rows, n] reach goal [rows], else 0."""
+    rows, n = likelihood.shape
+    bits = jax.lax.bitcast_convert_type(likelihood, jnp.uint32)  # ordered like the floats, which are not negative
 
-    def first_ties(_: None) -> jax.Array:
-        return tied & (jnp.cumsum(tied, axis=-1, dtype=jnp.int32) <= ties[:, None])
+    def reaches(edge: jax.Array) -> jax.Array:
+        return _total(jnp.where(bits >= edge[:, None], weights, 0.0)) >= goal
 
-    # The running count is the dear part, and hardly ever needed.
-    tied = jax.lax.cond((tied.sum(-1) > ties).any(), first_ties, lambda _: tied, None)
-    return jnp.where(above | tied, x, 0.0)
+    edge = largest(31, rows, reaches)[:, None]
+    above, tied, column = bits > edge, bits == edge, jnp.arange(n, dtype=jnp.uint32)
+    missing = goal - _total(jnp.where(above, weights, 0.0))
+
+    def falls_short(end: jax.Array) -> jax.Array:
+        return _total(jnp.where(tied & (column < end[:, None]), weights, 0.0)) < missing
+
+    def first_ties() -> jax.Array:
+        # The columns before `end` fall short; the tied one at `end` reaches the goal.
+        return tied & (column <= largest(n.bit_length(), rows, falls_short)[:, None])
+
+    tied = jax.lax.cond((tied.sum(-1) > 1).any(), first_ties, lambda: tied)
+    return jnp.where(above | tied, likelihood, 0.0)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
 
-from headrace.sampling.filters import BLOCK, block_sums, keep_min_p, keep_top_k, keep_top_p
+from headrace.sampling.bisect import largest
+from headrace.sampling.filters import BLOCK, block_sums, keep_min_p, keep_top_k_top_p
 
 NO_TOKEN = -1  # the row does not sample in this step
 BAD_LOGITS = -2  # the row's logits are NaN or have no finite maximum
@@ -52,43 +54,45 @@ def _draw(logits: jax.Array, peak: jax.Array, rows: SamplingRows) -> jax.Array:
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
     # The maximum is subtracted before the division: a tiny temperature cannot overflow.
     likelihood = jnp.exp((logits - peak[:, None]) / temperature[:, None])
-    likelihood = _if_any(rows.top_k > 0, keep_top_k, likelihood, rows.top_k)
-    likelihood = _if_any(rows.top_p < 1, keep_top_p, likelihood, rows.top_p)
-    likelihood = _if_any(rows.min_p > 0, keep_min_p, likelihood, rows.min_p)
+    likelihood = keep_top_k_top_p(likelihood, rows.top_k, rows.top_p)
+    likelihood = keep_min_p(likelihood, rows.min_p)
     return _inverse_cdf(likelihood, _uniforms(rows))
 
 
-def _if_any(asked: jax.Array, keep: object, likelihood: jax.Array, parameter: jax.Array) -> jax.Array:
-    return jax.lax.cond(asked.any(), keep, lambda x, _: x, likelihood, parameter)  # type: ignore[arg-type, no-any-return]
+def _uniforms(rows: SamplingRows) -> tuple[jax.Array, jax.Array]:
+    """Two numbers [rows] in [0, 1): one block of Threefry-2x32 (Salmon et al., SC'11), whose key is the seed and whose
+    counter is (choice, output position)."""
+    counter = rows.choices.astype(jnp.uint32), rows.output_positions.astype(jnp.uint32)
+    bits = threefry2x32_p.bind(rows.seeds[:, 0], rows.seeds[:, 1], *counter)
+    first, second = ((word >> 8).astype(jnp.float32) * 2.0**-24 for word in bits)
+    return first, second
 
 
-def _uniforms(rows: SamplingRows) -> jax.Array:
-    """Two numbers [rows, 2] in [0, 1) from (seed, choice, output position), by Threefry (Salmon et al., SC'11)."""
-
-    def one(seed: jax.Array, choice: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-        key = jax.random.fold_in(jax.random.fold_in(key, choice), position)
-        return jax.random.bits(key, (2,), jnp.uint32)
-
-    bits = jax.vmap(one)(rows.seeds, rows.choices, rows.output_positions)
-    return (bits >> 8).astype(jnp.float32) * 2.0**-24
-
-
-def _inverse_cdf(likelihood: jax.Array, uniforms: jax.Array) -> jax.Array:
+def _inverse_cdf(likelihood: jax.Array, uniforms: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Draws from likelihood [rows, vocab] ≥ 0: a block by the first number, a token in it by the second.
 
-    Two numbers of 24 bits reach tokens that one could not, and no running sum is longer than the number of blocks.
+    Two numbers of 24 bits reach tokens that one could not.
     """
     rows, vocab = likelihood.shape
-    block = _first_past(block_sums(likelihood), uniforms[:, 0])
+    block = _first_past(block_sums(likelihood), uniforms[0])
     blocks = jnp.pad(likelihood, ((0, 0), (0, -vocab % BLOCK))).reshape(rows, -1, BLOCK)
     members = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * BLOCK + _first_past(members, uniforms[:, 1])
+    return block * BLOCK + _first_past(members, uniforms[1])
 
 
 def _first_past(x: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Index [rows] int32 of the first positive entry of x [rows, n] where the running sum passes uniform × the sum."""
-    running = jnp.where(x > 0, jnp.cumsum(x, axis=-1), -1.0)
-    past = running > uniform[:, None] * running.max(-1, keepdims=True)
-    last = x.shape[1] - 1 - jnp.argmax((x > 0)[:, ::-1], axis=-1)
-    return jnp.where(past.any(-1), jnp.argmax(past, axis=-1), last).astype(jnp.int32)
+    """Index [rows] int32 of the entry of x [rows, n] ≥ 0 at which the running sum passes uniform [rows] × the sum.
+
+    It is never an entry of 0: a sum in a fixed order does not change when a 0 takes the place of a 0.
+    """
+    rows, n = x.shape
+    column, total = jnp.arange(n, dtype=jnp.uint32), x.sum(-1)
+    target = jnp.minimum(uniform * total, jnp.nextafter(total, 0.0))  # the product may round up to the total
+
+    def not_past(count: jax.Array) -> jax.Array:
+        before = jnp.where(column < count[:, None], x, 0.0).sum(-1)
+        return (count < n) & (before <= target)
+
+    # The search and the total may add up in different orders; past the last entry that is not 0 there is none to take.
+    last = jnp.where(x > 0, column, 0).max(-1)
+    return jnp.minimum(largest(n.bit_length(), rows, not_past), last).astype(jnp.int32)

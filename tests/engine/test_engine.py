@@ -1,0 +1,210 @@
+"""The engine's life cycle of a request: endings, refusals, aborts and failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import golden
+import jax.numpy as jnp
+import pytest
+from tiny import SMALL, check_pages, run, text, tiny_engine, tiny_manager, tiny_weights, tokens
+
+from headrace.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.errors import RequestError
+from headrace.execution.manager import ExecutionManager
+from headrace.layers.linear import DenseWeight
+from headrace.sampling.params import SamplingParams
+from headrace.text.folder_tokenizer import read_folder_tokenizer
+from headrace.text.tokenizer import Tokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture
+def engine(tiny_folder: Path) -> Engine:
+    return tiny_engine(tiny_folder, **SMALL)
+
+
+def test_greedy_tokens_and_text_are_those_of_the_reference(engine: Engine) -> None:
+    data = golden.load("llama3")
+    prompts = [prompt for prompt in data.prompts if len(prompt) < 40]
+    for prompt, continuation, outputs in zip(
+        prompts, data.continuations, run(engine, [(p, replace(GREEDY, max_tokens=20)) for p in prompts]), strict=False
+    ):
+        assert tokens(outputs) == continuation[:20]
+        # A token of the test's tokenizer is a byte.
+        assert text(outputs) == engine.tokenizer.decode(continuation[:20])
+        assert [o.finish_reason for o in outputs] == [None] * 19 + ["length"]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 20])
+def test_max_tokens_counts_output_only(engine: Engine, max_tokens: int) -> None:
+    [outputs] = run(engine, [([5] * 20, replace(GREEDY, max_tokens=max_tokens, ignore_eos=True))])
+    assert len(tokens(outputs)) == max_tokens
+
+
+@pytest.mark.parametrize("length", [1, 62, 63])
+def test_a_prompt_up_to_the_window_fills_it_and_ends_with_length(engine: Engine, length: int) -> None:
+    [outputs] = run(engine, [([5] * length, replace(GREEDY, max_tokens=1000, ignore_eos=True))])
+    assert len(tokens(outputs)) == 64 - length
+    assert outputs[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "is empty"),
+        ([5] * 64, "has 64 tokens, but the context holds 64"),
+        ([5] * 65, "has 65 tokens"),
+        ([-1], "-1 is not a token id; ids are 0 … 255"),
+        ([256], "256 is not a token id"),
+        ([1.5], "1.5 is not a token id"),
+        ([True], "True is not a token id"),
+        (["a", 1], "'a' is not a token id"),
+    ],
+)
+def test_a_wrong_prompt_is_refused_before_it_reaches_the_engine(
+    engine: Engine, prompt: list[Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        engine.add("x", prompt, GREEDY)
+    assert caught.value.param == "prompt"
+    assert not engine.has_unfinished
+    [outputs] = run(engine, [([5], GREEDY)])
+    assert outputs
+
+
+def test_a_stop_token_that_does_not_exist_is_refused(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="stop_token_ids: must be >= 0 and <= 255, not 256"):
+        engine.add("x", [5], replace(GREEDY, stop_token_ids=[256]))
+
+
+def test_a_request_id_is_unique_while_in_use(engine: Engine) -> None:
+    engine.add("x", [5], GREEDY)
+    with pytest.raises(RequestError, match="'x' is in use"):
+        engine.add("x", [6], GREEDY)
+    engine.abort("x")
+    engine.add("x", [6], GREEDY)
+    engine.abort("x")
+
+
+def test_a_stop_token_ends_the_request_and_stays_out_of_the_text(engine: Engine) -> None:
+    [free] = run(engine, [([5, 6, 7], replace(GREEDY, ignore_eos=True))])
+    ids = tokens(free)
+    stop = ids[4]
+    [outputs] = run(engine, [([5, 6, 7], replace(GREEDY, stop_token_ids=[stop]))])
+    end = ids.index(stop)
+    assert tokens(outputs) == ids[: end + 1]
+    assert text(outputs) == engine.tokenizer.decode(ids[:end])
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_a_stop_string_over_tokens_is_cut_off_and_nothing_of_it_is_shown(engine: Engine) -> None:
+    prompt = next(p for p in golden.load("llama3").prompts if len(p) < 40)
+    [free] = run(engine, [(prompt, replace(GREEDY, ignore_eos=True))])
+    whole = text(free)
+    stop = whole[3:6]  # each token is at most one character
+    [outputs] = run(engine, [(prompt, replace(GREEDY, stop=stop))])
+    assert text(outputs) == whole[: whole.index(stop)]
+    assert outputs[-1].finish_reason == "stop"
+    shown = ""
+    for output in outputs:
+        shown += output.text
+        assert whole.startswith(shown)
+
+
+def test_the_models_end_token_ends_the_request_unless_ignored(tiny_folder: Path, engine: Engine) -> None:
+    [free] = run(engine, [([5, 6, 7], replace(GREEDY, ignore_eos=True))])
+    end = tokens(free)[4]  # the test's model is made to end with a token that it is known to say
+    definition = replace(read_folder_tokenizer(tiny_folder), eos_ids=frozenset({end}))
+    engine = Engine(engine.config, Tokenizer(definition), engine.manager)
+    stopped, ignored = run(engine, [([5, 6, 7], GREEDY), ([5, 6, 7], replace(GREEDY, ignore_eos=True))])
+    assert tokens(stopped) == tokens(free)[: tokens(free).index(end) + 1]
+    assert stopped[-1].finish_reason == "stop"
+    assert stopped[-1].text == ""
+    assert tokens(ignored) == tokens(free)
+
+
+def test_requests_without_a_seed_differ_and_a_seed_repeats(engine: Engine) -> None:
+    hot = replace(GREEDY, temperature=5.0, ignore_eos=True)
+    a, b, c, d = run(engine, [([5], hot), ([5], hot), ([5], replace(hot, seed=42)), ([5], replace(hot, seed=42))])
+    assert tokens(a) != tokens(b)
+    assert tokens(c) == tokens(d)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_abort_frees_at_once_whatever_the_state(engine: Engine, steps: int) -> None:
+    for i in range(6):  # more than slots, so some wait
+        engine.add(f"r{i}", [5 + i] * 40, GREEDY)
+    for _ in range(steps):
+        engine.step()
+    for i in range(6):
+        engine.abort(f"r{i}")
+        check_pages(engine)
+    engine.abort("never there")
+    assert engine.pool.num_free == engine.pool.num_pages
+    assert not engine.has_unfinished
+    assert engine.step() == []
+
+
+class FailsOnce:
+    """A manager whose n-th step raises, after the real one has consumed the device state."""
+
+    def __init__(self, manager: ExecutionManager, step: int) -> None:
+        self._manager, self._left = manager, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def execute(self, step: Any) -> Any:
+        result = self._manager.execute(step)
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError("the device is gone")
+        return result
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 8])
+def test_a_failed_step_loses_nothing(tiny_folder: Path, engine: Engine, failing: int) -> None:
+    cases = [([5 + i] * (10 + i), replace(GREEDY, temperature=1.0, seed=i, ignore_eos=True)) for i in range(5)]
+    expected = [tokens(o) for o in run(engine, cases)]
+    manager = FailsOnce(tiny_manager("llama3", **SMALL), failing)
+    engine = Engine(EngineConfig(model="x"), Tokenizer.from_folder(tiny_folder), manager)  # type: ignore[arg-type]
+    got: dict[str, list[int]] = {str(i): [] for i in range(5)}
+    for i, case in enumerate(cases):
+        engine.add(str(i), *case)
+    failures = 0
+    while engine.has_unfinished:
+        try:
+            outputs = engine.step()
+        except RuntimeError:
+            failures += 1
+            assert all(request.num_computed == 0 for request in engine.scheduler.waiting)
+            assert engine.pool.num_free == engine.pool.num_pages
+            continue
+        for output in outputs:
+            got[output.request_id] += tokens([output])
+        check_pages(engine)
+    assert failures == 1
+    assert list(got.values()) == expected
+
+
+def test_a_request_with_nan_logits_ends_alone(tiny_folder: Path) -> None:
+    # Token 77 has an embedding of NaN; the head is another matrix, so only its own sequence sees it.
+    weights = tiny_weights("llama2", "float32")
+    poisoned = DenseWeight(weights.embedding.array.at[77].set(jnp.nan))
+    manager = tiny_manager("llama2", weights=replace(weights, embedding=poisoned), **SMALL)
+    cases = [([5] * 9, GREEDY), ([6, 77, 8], GREEDY), ([9] * 30, GREEDY)]
+    alone = [run(tiny_engine(tiny_folder, "llama2", **SMALL), [case])[0] for case in (cases[0], cases[2])]
+    engine = Engine(EngineConfig(model="x"), Tokenizer.from_folder(tiny_folder), manager)
+    first, bad, last = run(engine, cases)
+    assert [o.finish_reason for o in bad] == ["error"]
+    assert bad[0].error == "the model produced no finite logits"
+    assert tokens(bad) == []
+    assert [tokens(first), tokens(last)] == [tokens(o) for o in alone]
+    # Its pages held NaN; whoever gets them next must not notice.
+    [again] = run(engine, [cases[2]])
+    assert tokens(again) == tokens(last)

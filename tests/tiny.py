@@ -1,0 +1,122 @@
+"""Engines of tiny random-weight models, with a byte tokenizer, for tests of everything above the execution layer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import golden
+import jax.numpy as jnp
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from headrace.config import EngineConfig
+from headrace.engine.engine import Engine, TokenOutput
+from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.models.weights import DecoderWeights
+from headrace.sampling.params import SamplingParams
+from headrace.text.tokenizer import Tokenizer
+from headrace.weights.load import load_weights, open_checkpoint
+
+# The small geometry of the boundary cases: 12 pages of 16 tokens, 32 tokens per step, 64 tokens of context.
+SMALL: dict[str, Any] = {
+    "dtype": "float32",
+    "page_size": 16,
+    "num_pages": 12,
+    "max_model_len": 64,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "min_input_pad": 2,
+}
+# Room for everything at once, whole prompts in one chunk: what a request gives when nothing disturbs it.
+SOLO: dict[str, Any] = {**SMALL, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+
+
+def write_model(folder: Path, name: str = "llama3", chat_template: str | None = None) -> Path:
+    """A Hugging Face folder of a golden checkpoint with a tokenizer of bytes: ids 0 to 2 are pad, BOS and EOS."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(golden.ROOT / name / file, folder / file)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet[:253]])}
+    backend = Backend(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<pad>", "<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False, "chat_template": chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@cache
+def tiny_weights(name: str, dtype: str) -> DecoderWeights:
+    """Weights of a golden checkpoint."""
+    return load_weights(open_checkpoint(golden.ROOT / name), jnp.dtype(dtype))
+
+
+_MANAGERS: dict[Any, ExecutionManager] = {}
+
+
+def tiny_manager(name: str = "llama3", *, weights: DecoderWeights | None = None, **geometry: Any) -> ExecutionManager:
+    """A compiled manager; kept for the next caller with the same geometry, unless weights are given."""
+    key = (name, tuple(sorted(geometry.items())))
+    if weights is None and key in _MANAGERS:
+        _MANAGERS[key].reset_state()
+        return _MANAGERS[key]
+    dtype = geometry.pop("dtype", "float32")
+    options = ExecutionOptions(dtype=jnp.dtype(dtype), vocab_limit=256, **geometry)
+    manager = ExecutionManager(open_checkpoint(golden.ROOT / name).spec, weights or tiny_weights(name, dtype), options)
+    manager.compile()
+    if weights is None:
+        _MANAGERS[key] = manager
+    return manager
+
+
+def tiny_engine(folder: Path, name: str = "llama3", *, seed: int = 0, **geometry: Any) -> Engine:
+    """An engine over `tiny_manager`, with the tokenizer of `folder`."""
+    manager = tiny_manager(name, **geometry)
+    return Engine(EngineConfig(model=name, seed=seed), Tokenizer.from_folder(folder), manager)
+
+
+def run(engine: Engine, requests: Iterable[tuple[Sequence[int], SamplingParams]]) -> list[list[TokenOutput]]:
+    """Adds all requests, steps until none is left, checks the pages after each step; outputs per request."""
+    ids = []
+    for i, (prompt, params) in enumerate(requests):
+        ids.append(f"r{i}")
+        engine.add(ids[-1], prompt, params)
+    outputs: dict[str, list[TokenOutput]] = {i: [] for i in ids}
+    while engine.has_unfinished:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+        check_pages(engine)
+    assert engine.pool.num_free == engine.pool.num_pages
+    return list(outputs.values())
+
+
+def check_pages(engine: Engine) -> None:
+    """The pool's counts are those of the requests, and nobody holds more than it needs."""
+    scheduler = engine.scheduler
+    engine.pool.check(request.pages for request in scheduler.running)
+    for request in scheduler.waiting:
+        assert request.pages == []
+        assert request.slot is None
+    for request in scheduler.running:
+        least, most = (engine.pool.pages_for(n) for n in (request.num_computed, request.num_tokens))
+        assert least <= len(request.pages) <= most
+    slots = [request.slot for request in scheduler.running]
+    assert len(set(slots)) == len(slots)
+
+
+def tokens(outputs: Iterable[TokenOutput]) -> list[int]:
+    """The token ids of one request's outputs."""
+    return [o.token_id for o in outputs if o.token_id is not None]
+
+
+def text(outputs: Iterable[TokenOutput]) -> str:
+    """The text of one request's outputs."""
+    return "".join(o.text for o in outputs)
