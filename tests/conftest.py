@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny import write_model
 
 from headrace.weights.sources import pull
+from tiny import write_model
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import golden
 import jax.numpy as jnp
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+import golden
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine, TokenOutput
 from headrace.execution.manager import ExecutionManager, ExecutionOptions

@@ -1,4 +1,4 @@
-"""A request's tokens are a function of the request alone: whatever the chunks, the company, the buckets, preemptions."""
+"""A request's tokens are a function of the request alone, whatever the chunks, company, buckets and preemptions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tiny import SMALL, SOLO, check_pages, run, tiny_engine, tokens
 
 from headrace.execution.compiled import compilations
 from headrace.sampling.params import SamplingParams
+from tiny import SMALL, SOLO, check_pages, run, tiny_engine, tokens
 
 Case = tuple[tuple[int, ...], SamplingParams]
 
