@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config import EngineConfig
 from headrace.engine.build import build
 from headrace.engine.engine import TokenOutput
-from headrace.errors import ModelError, RequestError
+from headrace.errors import HeadraceError, ModelError, RequestError
 from headrace.outputs import RequestOutput
 from headrace.sampling.params import SamplingParams
 from headrace.text.chat import ChatTemplate, encode_chat
@@ -73,14 +73,15 @@ class LLM:
         return self._run([self.encode_chat(messages)], params)[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenOutput]:
-        """Continues one prompt, token by token. Leaving the iterator early ends the request.
+        """Continues one prompt, token by token; the request starts with the first. Leaving the iterator early, or
+        closing it, ends the request.
 
-        Only one caller drives the engine: finish or leave a stream before starting other work.
+        Raises:
+            RequestError: the prompt or a parameter is wrong.
         """
-        ids = self._encode(prompt)
-        request_id = self._next_id()
-        self.engine.add(request_id, ids, params or SamplingParams())
-        return self._drive(request_id)
+        ids, params = self._encode(prompt), params or SamplingParams()
+        self.engine.check(ids, params)
+        return self._drive(ids, params)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """The prompt's token ids for a conversation, ready for the answer.
@@ -92,7 +93,10 @@ class LLM:
             raise ModelError(f"{self.engine.config.model} has no chat template; give it a plain prompt instead")
         return encode_chat(self.tokenizer, self._template, messages)
 
-    def _drive(self, request_id: str) -> Iterator[TokenOutput]:
+    def _drive(self, ids: list[int], params: SamplingParams) -> Iterator[TokenOutput]:
+        self._check_idle()
+        request_id = self._next_id()
+        self.engine.add(request_id, ids, params)
         try:
             while True:
                 for output in self.engine.step():
@@ -109,6 +113,7 @@ class LLM:
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(prompts):
             raise RequestError("params", f"{len(each)} given for {len(prompts)} prompts")
+        self._check_idle()
         encoded = [self._encode(prompt) for prompt in prompts]
         partial: dict[str, list[TokenOutput]] = {}
         try:
@@ -125,8 +130,17 @@ class LLM:
                 self.engine.abort(request_id)
         return [_result(p, ids, o) for p, ids, o in zip(prompts, encoded, partial.values(), strict=True)]
 
+    def _check_idle(self) -> None:
+        # Whoever steps the engine gets the tokens of every request in it, and would drop those of an open stream.
+        if self.engine.has_unfinished:
+            raise HeadraceError("a stream of this LLM is still open; finish or close it first")
+
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise RequestError("prompt", f"must be text or a list of token ids, not {type(prompt).__name__}")
+        return [*prompt]
 
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"

@@ -66,13 +66,11 @@ class Engine:
         """Queues a request.
 
         Raises:
-            RequestError: the prompt is empty, holds an id that is no token, or leaves no room in the context; a
-                parameter names an id that is no token; or the request id is in use. Nothing is queued then.
+            RequestError: what `check` refuses, or the request id is in use. Nothing is queued then.
         """
         if request_id in self._requests:
             raise RequestError("request_id", f"{request_id!r} is in use")
-        self._check_prompt(prompt_ids)
-        params.check_vocabulary(self.tokenizer.vocab_size)
+        self.check(prompt_ids, params)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
         request = Request(
             request_id=request_id,
@@ -136,7 +134,13 @@ class Engine:
             self.scheduler.remove(request)
         return TokenOutput(request.request_id, token_id, text, request.finish_reason, request.error)
 
-    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raises RequestError if this engine cannot take a request.
+
+        The prompt is empty, holds an id that is no token, or leaves no room in the context; or a parameter names an
+        id that is no token.
+        """
+        params.check_vocabulary(self.tokenizer.vocab_size)
         vocab_size, longest = self.tokenizer.vocab_size, self.manager.options.max_model_len
         if not prompt_ids:
             raise RequestError("prompt", "is empty; it must have at least one token")

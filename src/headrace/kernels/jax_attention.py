@@ -17,6 +17,7 @@ import numpy as np
 
 from headrace.kernels.attention import RaggedBatch
 from headrace.layers.linear import MIN_ROWS
+from headrace.layers.reduce import row_sum
 
 KEY_TILE = 64  # keys per tile; page sizes must divide it
 QUERY_BLOCK = 8  # query tokens of one row handled together, except where a batch has one per row
@@ -141,7 +142,7 @@ class JaxAttention:
             weights = jnp.where(visible, jnp.exp(scores - new_peak[..., None]), 0.0)
             decay = jnp.exp(peak - new_peak)
             update = jnp.einsum("gkqt,gktd->gkqd", weights, values)
-            new = (new_peak, total * decay + weights.sum(-1), acc * decay[..., None] + update)
+            new = (new_peak, total * decay + row_sum(weights), acc * decay[..., None] + update)
             return tuple(jax.lax.dynamic_update_index_in_dim(x, y, group, 0) for x, y in zip(carry, new, strict=True))
 
         shape = q.shape[:-1]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from headrace.layers.reduce import row_sum
 from headrace.sampling.bisect import largest
 
 BLOCK = 128  # columns summed together first, which keeps the error of a long float32 sum small
@@ -20,7 +21,7 @@ BLOCK = 128  # columns summed together first, which keeps the error of a long fl
 def block_sums(x: jax.Array) -> jax.Array:
     """x [rows, n] -> sums [rows, ceil(n / BLOCK)] of `BLOCK` consecutive columns."""
     rows, n = x.shape
-    return jnp.pad(x, ((0, 0), (0, -n % BLOCK))).reshape(rows, -1, BLOCK).sum(-1)
+    return row_sum(jnp.pad(x, ((0, 0), (0, -n % BLOCK))).reshape(rows, -1, BLOCK))
 
 
 def keep_top_k_top_p(likelihood: jax.Array, k: jax.Array, p: jax.Array) -> jax.Array:
@@ -51,7 +52,7 @@ def keep_min_p(likelihood: jax.Array, p: jax.Array) -> jax.Array:
 
 
 def _total(x: jax.Array) -> jax.Array:
-    return block_sums(x).sum(-1)
+    return row_sum(block_sums(x))
 
 
 def _keep_most_likely(likelihood: jax.Array, weights: jax.Array, goal: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
+from headrace.layers.reduce import row_sum
 from headrace.sampling.bisect import largest
 from headrace.sampling.filters import BLOCK, block_sums, keep_min_p, keep_top_k_top_p
 
@@ -86,11 +87,11 @@ def _first_past(x: jax.Array, uniform: jax.Array) -> jax.Array:
     It is never an entry of 0: a sum in a fixed order does not change when a 0 takes the place of a 0.
     """
     rows, n = x.shape
-    column, total = jnp.arange(n, dtype=jnp.uint32), x.sum(-1)
+    column, total = jnp.arange(n, dtype=jnp.uint32), row_sum(x)
     target = jnp.minimum(uniform * total, jnp.nextafter(total, 0.0))  # the product may round up to the total
 
     def not_past(count: jax.Array) -> jax.Array:
-        before = jnp.where(column < count[:, None], x, 0.0).sum(-1)
+        before = row_sum(jnp.where(column < count[:, None], x, 0.0))
         return (count < n) & (before <= target)
 
     # The search and the total may add up in different orders; past the last entry that is not 0 there is none to take.
