@@ -71,7 +71,7 @@ def generate(
     params = SamplingParams(**{"max_tokens": 256, "temperature": 0.0, **sampling})
     if raw and system is not None:
         raise RequestError("system", "cannot be given together with --raw, which uses no chat template")
-    llm = _load(model, {"max_num_seqs": 1, **engine})
+    llm = _load(model, _for_one(engine))
     if raw or not llm.has_chat_template:
         if system is not None:
             raise RequestError("system", f"{model} has no chat template, so it cannot take a system message")
@@ -96,7 +96,7 @@ def chat(
     from headrace.sampling.params import SamplingParams
 
     params = SamplingParams(**{"max_tokens": 1024, "temperature": 0.7, **sampling})
-    run_chat(_load(model, {"max_num_seqs": 1, **engine}), params, system)
+    run_chat(_load(model, _for_one(engine)), params, system)
 
 
 @models_app.command("list")
@@ -146,6 +146,13 @@ def throughput(
         json_file.write_text(json.dumps(report, indent=2) + "\n")
 
 
+def _for_one(engine: dict[str, Any]) -> dict[str, Any]:
+    """Options for one request at a time, where a quick start is worth more than prefill without padding: fewer steps
+    are compiled."""
+    few = {} if "max_num_batched_tokens" in engine else {"num_tokens_paddings": "64,512"}
+    return {"max_num_seqs": 1, **few, **engine}
+
+
 def _load(model: str, engine: dict[str, Any]) -> LLM:
     """The model, with bars while it loads and a summary, on stderr."""
     options = dict(engine)
@@ -156,7 +163,7 @@ def _load(model: str, engine: dict[str, Any]) -> LLM:
         options["seed"] = options.pop("engine_seed")
     from headrace.llm import LLM
 
-    llm = LLM(model, progress=sys.stderr.isatty(), **options)
+    llm = LLM(model, progress=True, **options)
     print(llm.built.describe(), file=sys.stderr)
     return llm
 
@@ -178,4 +185,4 @@ def _print_stream(outputs: Iterator[TokenOutput]) -> None:
 def _print_path(model: str) -> None:
     from headrace.weights.sources import resolve
 
-    print(resolve(model, progress=sys.stderr.isatty()))
+    print(resolve(model))

@@ -90,7 +90,9 @@ class CompiledSteps:
         todo = sorted(set(buckets) - set(self._steps), reverse=True)
         with (
             ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool,
-            tqdm(total=len(todo), desc="compiling", unit="step", disable=not progress, leave=False) as bar,
+            tqdm(
+                total=len(todo), desc="compiling", unit="step", disable=None if progress else True, leave=False
+            ) as bar,
         ):
             futures = {pool.submit(lambda b: lower(b).compile(), bucket): bucket for bucket in todo}
             for future in as_completed(futures):

