@@ -59,15 +59,21 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if self.page_size not in PAGE_SIZES:
+        if isinstance(self.page_size, float) or self.page_size not in PAGE_SIZES:
             raise ConfigError(f"page_size: {self.page_size!r} is not one of {', '.join(map(str, PAGE_SIZES))}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
+        if self.max_model_len == 1:
+            raise ConfigError("max_model_len: must be at least 2, for a prompt and an answer of a token each")
+        if self.kv_cache_share is not None and not _is_share(self.kv_cache_share):
             raise ConfigError(f"kv_cache_share: must be > 0 and <= 1, not {self.kv_cache_share!r}")
+        for name in ("num_tokens_paddings", "num_reqs_paddings"):
+            _sizes(name, getattr(self, name))
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise ConfigError(f"seed: must be an integer, not {self.seed!r}")
         if self.kv_cache_bytes is not None and self.kv_cache_share is not None:
             raise ConfigError("kv_cache_share: cannot be given together with kv_cache_bytes")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -109,13 +115,20 @@ class EngineConfig:
                 pages = max(pages, pages_per_seq)
         else:
             pages = _few_sizes(budget // page_bytes)
+            if self.max_model_len is not None:
+                pages = max(pages, min(budget // page_bytes, pages_per_seq))
         if pages < pages_per_seq and self.max_model_len is not None:
             raise ConfigError(
                 f"kv_cache_bytes: {budget} bytes hold {pages * self.page_size} tokens, less than max_model_len "
                 f"({wanted}), which takes {pages_per_seq * page_bytes} bytes"
             )
         if pages < 1:
-            raise ConfigError(f"kv_cache_bytes: {budget} bytes hold not even one page, which takes {page_bytes}")
+            given = (
+                "kv_cache_share: that much memory holds" if budget is None else f"kv_cache_bytes: {budget} bytes hold"
+            )
+            raise ConfigError(f"{given} not even one page, which takes {page_bytes} bytes; give more")
+        if pages * page_bytes > (memory := _memory()):
+            raise ConfigError(f"kv_cache_bytes: {pages * page_bytes} bytes are more than the {memory} of this machine")
         length = min(wanted, pages * self.page_size)
         return replace(config, max_model_len=length, kv_cache_bytes=pages * page_bytes, kv_cache_share=None)
 
@@ -134,6 +147,19 @@ def _positive(name: str, value: Any) -> None:
         raise ConfigError(f"{name}: must be a positive integer, not {value!r}")
 
 
+def _is_share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def _sizes(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
+        raise ConfigError(f"{name}: must be a list of sizes, not {value!r}")
+    for size in value:
+        _positive(name, size)
+
+
 def _few_sizes(pages: int) -> int:
     """Rounded down to three significant bits: compiled steps depend on the number of pages, and with few possible
     numbers a machine with a little more or less free memory finds its steps in the compilation cache."""
@@ -141,9 +167,20 @@ def _few_sizes(pages: int) -> int:
     return pages >> drop << drop
 
 
+def _memory() -> int:
+    """Bytes of memory that a device of this machine has."""
+    stats = _device_memory()
+    return psutil.virtual_memory().total if stats is None else stats["bytes_limit"]
+
+
+def _device_memory() -> dict[str, int] | None:
+    """What JAX says of an accelerator's memory; None on the CPU."""
+    return None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
+
+
 def _cache_budget(share: float | None) -> int:
     """Bytes for KV pages on this machine."""
-    stats = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
+    stats = _device_memory()
     if stats is None:
         free = psutil.virtual_memory().available
         return int(free * share) if share is not None else int(min(free * _CPU_SHARE, _CPU_MOST))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from headrace.config import EngineConfig
@@ -19,6 +21,8 @@ log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+
+_BYTES = (bytes, bytearray, memoryview)  # sequences of integers that are no token ids
 
 
 class LLM:
@@ -38,8 +42,8 @@ class LLM:
         ' Paris'
     """
 
-    def __init__(self, model: str, *, progress: bool = False, **options: Any) -> None:
-        self.built = build(EngineConfig.from_options(model, options), progress=progress)
+    def __init__(self, model: str | PathLike[str], *, progress: bool = False, **options: Any) -> None:
+        self.built = build(EngineConfig.from_options(os.fspath(model), options), progress=progress)
         self.engine = self.built.engine
         self.tokenizer = self.engine.tokenizer
         self._ids = itertools.count()
@@ -79,7 +83,7 @@ class LLM:
         Raises:
             RequestError: the prompt or a parameter is wrong.
         """
-        ids, params = self._encode(prompt), params or SamplingParams()
+        ids, params = self._encode(prompt), _checked(params)
         self.engine.check(ids, params)
         return self._drive(ids, params)
 
@@ -110,18 +114,18 @@ class LLM:
     def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
-        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        each = [*params] if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise RequestError("params", f"{len(each)} given for {len(prompts)} prompts")
         self._check_idle()
-        encoded = [self._encode(prompt) for prompt in prompts]
+        encoded, each = [self._encode(prompt) for prompt in prompts], [_checked(one) for one in each]
         partial: dict[str, list[TokenOutput]] = {}
         try:
             # All are queued before the first step, so that it already holds as many as there is room for.
             for ids, one in zip(encoded, each, strict=True):
                 request_id = self._next_id()
-                self.engine.add(request_id, ids, one)
                 partial[request_id] = []
+                self.engine.add(request_id, ids, one)
             while self.engine.has_unfinished:
                 for output in self.engine.step():
                     partial[output.request_id].append(output)
@@ -138,7 +142,7 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        if isinstance(prompt, _BYTES) or not isinstance(prompt, Sequence):
             raise RequestError("prompt", f"must be text or a list of token ids, not {type(prompt).__name__}")
         return [*prompt]
 
@@ -161,8 +165,14 @@ def _result(prompt: Prompt, ids: list[int], outputs: list[TokenOutput]) -> Reque
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """One prompt as a list of one; a list of token ids is one prompt."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, (str, *_BYTES)) or not isinstance(prompts, Sequence):
         return [prompts]
     if prompts and all(isinstance(p, int) for p in prompts):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
+
+
+def _checked(params: Any) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
+    return params or SamplingParams()

@@ -51,7 +51,7 @@ def measure(
 
 def _measure_one(llm: LLM, batch_size: int, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     rng = random.Random(batch_size)
-    vocab_size = llm.tokenizer.vocab_size
+    vocab_size = llm.engine.manager.options.vocab_limit
     prompts = [[rng.randrange(vocab_size) for _ in range(prompt_tokens)] for _ in range(batch_size)]
     _run(llm, prompts, min(output_tokens, 4))
     one = _run(llm, prompts, 1)

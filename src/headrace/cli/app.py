@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -37,6 +38,9 @@ def main() -> None:
     """Runs the command line. An error is one line on stderr and exit code 2."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s", stream=sys.stderr)
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except (HeadraceError, _UsageError) as error:
@@ -143,7 +147,10 @@ def throughput(
     )
     print(format_report(report))
     if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        try:
+            json_file.write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            raise HeadraceError(f"{json_file}: cannot be written: {error.strerror}") from None
 
 
 def _for_one(engine: dict[str, Any]) -> dict[str, Any]:

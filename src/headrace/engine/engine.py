@@ -140,8 +140,9 @@ class Engine:
         The prompt is empty, holds an id that is no token, or leaves no room in the context; or a parameter names an
         id that is no token.
         """
-        params.check_vocabulary(self.tokenizer.vocab_size)
-        vocab_size, longest = self.tokenizer.vocab_size, self.manager.options.max_model_len
+        params.check_vocabulary(self.manager.options.vocab_limit)
+        # A tokenizer may know more tokens than the model has embeddings; the device would read another one's.
+        vocab_size, longest = self.manager.options.vocab_limit, self.manager.options.max_model_len
         if not prompt_ids:
             raise RequestError("prompt", "is empty; it must have at least one token")
         for token in prompt_ids:

@@ -74,6 +74,8 @@ class CompiledSteps:
     ) -> None:
         """Compiles the buckets in parallel, and tries each out as it becomes ready.
 
+        Steps of other buckets are forgotten.
+
         Args:
             buckets: what to compile; more than the capacity is a ConfigError before anything is compiled.
             lower: bucket -> lowered function.
@@ -86,6 +88,8 @@ class CompiledSteps:
                 f"max_compiled_variants: {len(buckets)} steps are to be compiled but the cache holds {self.capacity}; "
                 "raise it or give fewer num_tokens_paddings or num_reqs_paddings"
             )
+        for bucket in set(self._steps) - set(buckets):
+            del self._steps[bucket]  # or the full cache would drop one that is asked for
         # The largest steps take longest, so they start first. Threads help because XLA compiles without the GIL.
         todo = sorted(set(buckets) - set(self._steps), reverse=True)
         with (

@@ -79,7 +79,8 @@ class ExecutionManager:
         threads: int | None = None,
         progress: bool = False,
     ) -> float:
-        """Compiles a step for every reachable bucket and returns the seconds it took.
+        """Compiles a step for every reachable bucket and returns the seconds it took. What sequences have in the cache
+        stays; steps of buckets that are not asked for again are forgotten.
 
         Args:
             num_tokens_paddings: token sizes for steps that hold prefill; None takes powers of two.
@@ -94,7 +95,8 @@ class ExecutionManager:
         tokens = check_paddings("num_tokens_paddings", tokens, o.max_num_batched_tokens)
         requests = check_paddings("num_reqs_paddings", requests, o.max_num_seqs)
         pairs = bucket_pairs(tokens, requests)
-        self._batches = {bucket: HostBatch(self._layout(bucket), o.max_num_seqs) for bucket in pairs}
+        for bucket in set(pairs) - set(self._batches):
+            self._batches[bucket] = HostBatch(self._layout(bucket), o.max_num_seqs)
         self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
         return time.perf_counter() - start
 
@@ -109,7 +111,8 @@ class ExecutionManager:
         bucket, executable = self._compiled.get(step.total_tokens, len(step.slots))
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
-        self._state, result = executable(self._weights, self._state, batch.packed)
+        # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
+        self._state, result = executable(self._weights, self._state, batch.packed.copy())
         return result  # type: ignore[no-any-return]
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:

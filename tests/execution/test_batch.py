@@ -1,0 +1,168 @@
+"""A step packed for the device, against a loop over its requests and tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from headrace.execution.batch import BatchLayout, HostBatch
+from headrace.execution.schedule import ScheduledStep
+from headrace.execution.sequences import SequenceTable
+from headrace.sampling.params import SamplingParams
+
+SLOTS, MAX_LEN, PAGE = 24, 100, 16
+
+
+def random_table(rng: np.random.Generator) -> SequenceTable:
+    table = SequenceTable(SLOTS, MAX_LEN)
+    for slot in range(SLOTS):
+        prompt = int(rng.integers(1, MAX_LEN))
+        params = SamplingParams(
+            temperature=float(rng.choice([0.0, 0.7, 2.0])),
+            top_k=int(rng.choice([-1, 0, 40])),
+            top_p=float(rng.uniform(0.1, 1)),
+            min_p=float(rng.uniform(0, 1)),
+        )
+        table.load(slot, rng.integers(0, 50_000, MAX_LEN).tolist(), prompt, params, int(rng.integers(-(2**63), 2**63)))
+    return table
+
+
+def random_step(rng: np.random.Generator, table: SequenceTable, tokens: int, requests: int) -> ScheduledStep:
+    """Some decodes, the newest token of which only the device knows, and then some chunks of prompts."""
+    rows = int(rng.integers(0, min(requests, tokens) + 1))
+    slots, decodes = rng.permutation(SLOTS)[:rows], int(rng.integers(0, rows + 1))
+    counts = np.ones(rows, np.int64)
+    computed = rng.integers(0, MAX_LEN - 1, rows)
+    for row in range(decodes, rows):
+        spare = tokens - counts.sum()
+        counts[row] = rng.integers(1, min(spare + 1, MAX_LEN - computed[row]) + 1)
+    for slot, position in zip(slots[:decodes].tolist(), computed[:decodes].tolist(), strict=True):
+        table.append(slot, position, 7) if rng.random() < 0.8 else None
+    updates = [
+        (int(slots[row]), page, int(rng.integers(0, 1000)))
+        for row in range(rows)
+        for page in range(-(-int(computed[row]) // PAGE), -(-int(computed[row] + counts[row]) // PAGE))
+    ]
+    to_int32 = (x.astype(np.int32) for x in (slots, computed, counts))
+    return ScheduledStep(*to_int32, rng.random(rows) < 0.7, updates)
+
+
+def naive(step: ScheduledStep, table: SequenceTable, layout: BatchLayout) -> dict[str, Any]:
+    """What each field holds, token by token and request by request; padding first, then what is there."""
+    tokens, requests = layout.bucket
+    fields: dict[str, list[Any]] = {
+        "input_ids": [0] * tokens,
+        "positions": [0] * tokens,
+        "token_rows": [requests] * tokens,
+        "query_start_loc": [0] * (requests + 1),
+        "seq_lens": [0] * requests,
+        "prompt_lens": [0] * requests,
+        "slots": [SLOTS] * requests,
+        "logits_indices": [0] * requests,
+        "samples": [0] * requests,
+        "output_positions": [0] * requests,
+        "temperature": [0.0] * requests,
+        "top_k": [0] * requests,
+        "top_p": [1.0] * requests,
+        "min_p": [0.0] * requests,
+        "seeds": [[0, 0]] * requests,
+        "page_updates": [[SLOTS] * 3] * layout.num_updates,
+        "num_requests": [len(step.slots)],
+        "num_decodes": [0],
+    }
+    at = 0
+    for row, slot in enumerate(step.slots.tolist()):
+        before, count = int(step.num_computed[row]), int(step.num_tokens[row])
+        for position in range(before, before + count):
+            on_device = position == table.device_position[slot]
+            fields["input_ids"][at] = -1 if on_device else int(table.token_ids[slot, position])
+            fields["positions"][at], fields["token_rows"][at] = position, row
+            at += 1
+        fields["num_decodes"][0] += count == 1
+        fields["logits_indices"][row] = at - 1
+        fields["seq_lens"][row] = before + count
+        fields["prompt_lens"][row] = int(table.prompt_lens[slot])
+        fields["output_positions"][row] = before + count - int(table.prompt_lens[slot])
+        fields["slots"][row], fields["samples"][row] = slot, int(step.samples[row])
+        for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
+            fields[name][row] = getattr(table, name)[slot].tolist()
+        fields["query_start_loc"][row + 1] = at
+    fields["query_start_loc"][len(step.slots) + 1 :] = [at] * (requests - len(step.slots))
+    for i, update in enumerate(step.page_updates):
+        fields["page_updates"][i] = list(update)
+    return fields
+
+
+@pytest.mark.parametrize("bucket", [(8, 8), (8, 1), (64, 8), (100, 20), (24, 24)])
+def test_fill_is_the_loop_and_leaves_nothing_of_earlier_steps(bucket: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    layout, table = BatchLayout(bucket, PAGE), random_table(rng)
+    batch = HostBatch(layout, SLOTS)
+    unpack = jax.jit(layout.unpack)
+    for _ in range(25):  # one buffer for large and small steps in turn
+        step = random_step(rng, table, *bucket)
+        batch.packed[:] = np.where(rng.random(layout.size) < 0.5, batch.packed, 0x7FC00000)
+        batch.fill(step, table)
+        expected = naive(step, table, layout)
+        on_device = unpack(batch.packed)
+        assert set(on_device) == set(expected)
+        for name, shape, dtype in layout.fields():
+            right = np.asarray(expected[name], dtype).reshape(shape)
+            np.testing.assert_array_equal(batch[name], right, err_msg=name)
+            np.testing.assert_array_equal(on_device[name], right, err_msg=name)
+            assert on_device[name].dtype == batch[name].dtype == dtype
+
+
+def test_an_empty_step_is_all_padding() -> None:
+    layout, table = BatchLayout((64, 8), PAGE), random_table(np.random.default_rng(1))
+    batch, empty = HostBatch(layout, SLOTS), np.empty(0, np.int32)
+    step = ScheduledStep(empty, empty, empty, empty)
+    batch.packed[:] = -1
+    batch.fill(step, table)
+    for name, right in naive(step, table, layout).items():
+        np.testing.assert_array_equal(batch[name], np.reshape(right, batch[name].shape), err_msg=name)
+
+
+def test_a_full_step_fills_the_bucket() -> None:
+    layout, table = BatchLayout((64, 8), PAGE), random_table(np.random.default_rng(2))
+    batch, eight = HostBatch(layout, SLOTS), np.arange(8, dtype=np.int32)
+    step = ScheduledStep(eight, eight * 0, eight * 0 + 8, eight >= 0)
+    batch.fill(step, table)
+    assert batch["query_start_loc"].tolist() == [0, 8, 16, 24, 32, 40, 48, 56, 64]
+    assert batch["token_rows"].tolist() == np.repeat(np.arange(8), 8).tolist()
+    np.testing.assert_array_equal(batch["input_ids"].reshape(8, 8), table.token_ids[:8, :8])
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 16, 64])
+@pytest.mark.parametrize("bucket", [(8, 8), (8, 1), (64, 8), (100, 20)])
+def test_a_step_never_needs_more_page_updates_than_there_is_room_for(bucket: tuple[int, int], page_size: int) -> None:
+    tokens, requests = bucket
+    rng = np.random.default_rng(3)
+    room = BatchLayout(bucket, page_size).num_updates
+    worst = 0
+    for _ in range(300):
+        rows = int(rng.integers(1, requests + 1))
+        cuts = np.sort(rng.choice(np.arange(1, tokens), rows - 1, replace=False))
+        counts = np.diff([0, *cuts, tokens])
+        before = rng.integers(0, 3, rows) * page_size  # a page boundary is where a chunk needs most pages
+        before = np.where(rng.random(rows) < 0.3, before + rng.integers(0, page_size, rows), before)
+        needed = -(-(before + counts) // page_size) - -(-before // page_size)
+        worst = max(worst, int(needed.sum()))
+    assert worst <= room
+
+
+def test_appended_tokens_are_not_sent_again() -> None:
+    table = SequenceTable(2, 8)
+    table.load(1, [5, 6, 7], 3, SamplingParams(), 0)
+    table.append(1, 3, 9)
+    layout = BatchLayout((8, 1), PAGE)
+    batch = HostBatch(layout, 2)
+    one = np.ones(1, np.int32)
+    batch.fill(ScheduledStep(one, one * 0, one * 4, one > 0), table)  # after a preemption: from the start again
+    assert batch["input_ids"][:4].tolist() == [5, 6, 7, -1]
+    table.load(1, [5, 6, 7, 9], 3, SamplingParams(), 0)  # in a slot whose device knows nothing of it
+    batch.fill(ScheduledStep(one, one * 0, one * 4, one > 0), table)
+    assert batch["input_ids"][:4].tolist() == [5, 6, 7, 9]

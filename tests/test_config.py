@@ -1,0 +1,180 @@
+"""Engine options: the bounds of each field, and what `resolve` makes of those left open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import psutil
+import pytest
+
+import golden
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.models.spec import DecoderSpec
+from headrace.weights.load import open_checkpoint
+
+# llama3: 2 layers of 2 KV heads of 16, keys and values: 128 numbers per token; it was made for 256 tokens.
+PAGE_BYTES = 16 * 128 * 4  # 16 tokens in float32
+
+
+@pytest.fixture(scope="module")
+def spec() -> DecoderSpec:
+    spec = open_checkpoint(golden.ROOT / "llama3").spec
+    assert (spec.max_position, spec.kv_bytes_per_token(4)) == (256, 512)
+    return spec
+
+
+def config(**options: Any) -> EngineConfig:
+    return EngineConfig(model="m", **{"dtype": "float32", **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": "auto"},
+        {"dtype": "bfloat16"},
+        {"page_size": 8},
+        {"page_size": 64},
+        {"max_num_seqs": 1, "max_num_batched_tokens": 1},
+        {"max_num_seqs": 7, "max_num_batched_tokens": 7},
+        {"max_model_len": 2},
+        {"kv_cache_bytes": 1},
+        {"kv_cache_share": 1e-9},
+        {"kv_cache_share": 1},
+        {"min_input_pad": 1},
+        {"max_compiled_variants": 1},
+        {"num_tokens_paddings": [1], "num_reqs_paddings": (1, 2)},
+        {"seed": -1},
+        {"seed": 2**64},
+    ],
+)
+def test_values_at_the_bounds_are_taken(options: dict[str, Any]) -> None:
+    made = config(**options)
+    assert {name: getattr(made, name) for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float16"}, "dtype: 'float16' is not one of auto, float32, bfloat16"),
+        ({"dtype": None}, "dtype: None is not one of"),
+        ({"page_size": 4}, "page_size: 4 is not one of 8, 16, 32, 64"),
+        ({"page_size": 16.0}, "page_size: 16.0 is not one of"),
+        ({"page_size": "16"}, "page_size: '16' is not one of"),
+        ({"max_num_seqs": 0}, "max_num_seqs: must be a positive integer, not 0"),
+        ({"max_num_seqs": True}, "max_num_seqs: must be a positive integer, not True"),
+        ({"max_num_seqs": 8.0}, "max_num_seqs: must be a positive integer, not 8.0"),
+        ({"max_num_batched_tokens": -1}, "max_num_batched_tokens: must be a positive integer"),
+        (
+            {"max_num_seqs": 8, "max_num_batched_tokens": 7},
+            r"max_num_batched_tokens: 7 is less than max_num_seqs \(8\)",
+        ),
+        ({"max_model_len": 0}, "max_model_len: must be a positive integer"),
+        ({"max_model_len": 1}, "max_model_len: must be at least 2"),
+        ({"kv_cache_bytes": 0}, "kv_cache_bytes: must be a positive integer"),
+        ({"kv_cache_bytes": 1e9}, "kv_cache_bytes: must be a positive integer"),
+        ({"kv_cache_share": 0}, "kv_cache_share: must be > 0 and <= 1, not 0"),
+        ({"kv_cache_share": 1.01}, "kv_cache_share: must be > 0 and <= 1, not 1.01"),
+        ({"kv_cache_share": float("nan")}, "kv_cache_share: must be > 0 and <= 1, not nan"),
+        ({"kv_cache_share": "0.5"}, "kv_cache_share: must be > 0 and <= 1, not '0.5'"),
+        ({"kv_cache_share": True}, "kv_cache_share: must be > 0 and <= 1, not True"),
+        ({"kv_cache_share": 0.5, "kv_cache_bytes": 1}, "kv_cache_share: cannot be given together with kv_cache_bytes"),
+        ({"min_input_pad": 0}, "min_input_pad: must be a positive integer"),
+        ({"max_compiled_variants": 0}, "max_compiled_variants: must be a positive integer"),
+        ({"num_tokens_paddings": "46"}, "num_tokens_paddings: must be a list of sizes, not '46'"),
+        ({"num_tokens_paddings": []}, "num_tokens_paddings: must be a list of sizes"),
+        ({"num_tokens_paddings": 64}, "num_tokens_paddings: must be a list of sizes, not 64"),
+        ({"num_reqs_paddings": [8.0]}, "num_reqs_paddings: must be a positive integer, not 8.0"),
+        ({"seed": "x"}, "seed: must be an integer, not 'x'"),
+        ({"seed": 0.5}, "seed: must be an integer"),
+    ],
+)
+def test_values_past_the_bounds_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{message}"):
+        config(**options)
+
+
+def test_an_unknown_option_is_named_and_the_known_ones_listed() -> None:
+    with pytest.raises(ConfigError, match=r"^max_seqs: unknown option; known: dtype, max_model_len, max_num_seqs, "):
+        EngineConfig.from_options("m", {"max_seqs": 3})
+    assert EngineConfig.from_options("m", {"max_num_seqs": 3}) == EngineConfig(model="m", max_num_seqs=3)
+
+
+def test_resolve_fills_in_everything_and_changes_nothing_given(spec: DecoderSpec) -> None:
+    given = EngineConfig(model="m", max_num_seqs=4)
+    full = given.resolve(spec)
+    assert (full.dtype, full.jax_dtype) == ("bfloat16", jnp.bfloat16)
+    assert full.max_model_len == 256
+    # No more pages than all slots can use: 4 requests of 16 pages.
+    assert full.num_pages(spec) == 64
+    assert full.kv_cache_bytes == 64 * PAGE_BYTES // 2
+    same = {"dtype", "max_model_len", "kv_cache_bytes"}
+    assert replace(full, **{name: getattr(given, name) for name in same}) == given
+    assert full.resolve(spec) == full
+
+
+def test_a_context_longer_than_the_models_is_refused(spec: DecoderSpec) -> None:
+    assert config(max_model_len=256).resolve(spec).max_model_len == 256
+    with pytest.raises(ConfigError, match=r"^max_model_len: 257 is more than the model's 256"):
+        config(max_model_len=257).resolve(spec)
+
+
+@pytest.mark.parametrize("length", [2, 16, 17, 100, 144, 145, 256])
+def test_the_bytes_that_the_message_asks_for_are_enough(spec: DecoderSpec, length: int) -> None:
+    # 144 tokens take 9 pages, which is none of the few sizes that other pools are rounded to.
+    needed = -(-length // 16) * PAGE_BYTES
+    message = (
+        rf"^kv_cache_bytes: {needed - 1} bytes hold \d+ tokens, less than max_model_len \({length}\), .* {needed} b"
+    )
+    with pytest.raises(ConfigError, match=message):
+        config(max_model_len=length, kv_cache_bytes=needed - 1).resolve(spec)
+    full = config(max_model_len=length, kv_cache_bytes=needed).resolve(spec)
+    assert full.num_pages(spec) == needed // PAGE_BYTES
+    assert full.max_model_len == length
+
+
+def test_a_small_cache_shortens_a_context_that_was_not_asked_for(spec: DecoderSpec) -> None:
+    assert config(kv_cache_bytes=3 * PAGE_BYTES).resolve(spec).max_model_len == 48
+    assert config(kv_cache_bytes=PAGE_BYTES).resolve(spec).max_model_len == 16
+    with pytest.raises(
+        ConfigError, match=rf"^kv_cache_bytes: {PAGE_BYTES - 1} bytes hold not even one page, .* 8192 b"
+    ):
+        config(kv_cache_bytes=PAGE_BYTES - 1).resolve(spec)
+    with pytest.raises(ConfigError, match=r"^kv_cache_share: that much memory holds not even one page"):
+        config(kv_cache_share=1e-12).resolve(spec)
+
+
+def test_pools_come_in_few_sizes(spec: DecoderSpec) -> None:
+    sizes = {config(kv_cache_bytes=n * PAGE_BYTES).resolve(spec).num_pages(spec) for n in range(1024, 2049)}
+    assert sizes == {1024, 1280, 1536, 1792, 2048}
+    for pages in (1024, 1279, 1280, 5000):
+        got = config(kv_cache_bytes=pages * PAGE_BYTES).resolve(spec).num_pages(spec)
+        assert 0.8 * pages < got <= pages
+
+
+def test_a_share_is_of_the_free_memory(spec: DecoderSpec) -> None:
+    # Slots for more than the memory holds, so that the share alone decides.
+    free = psutil.virtual_memory().available
+    many = {"max_num_seqs": 2**22, "max_num_batched_tokens": 2**22}
+    for share in (0.01, 0.1):
+        got = config(kv_cache_share=share, **many).resolve(spec).kv_cache_bytes
+        assert got is not None
+        assert 0.6 * share * free < got < 1.2 * share * free
+    automatic = config(**many).resolve(spec)
+    assert automatic.kv_cache_bytes is not None
+    assert automatic.kv_cache_bytes <= 2**30
+    assert automatic.kv_cache_share is None
+
+
+def test_a_share_too_small_still_holds_one_request_of_the_length_asked_for(spec: DecoderSpec) -> None:
+    full = config(kv_cache_share=1e-9, max_model_len=100).resolve(spec)
+    assert full.num_pages(spec) == 7
+
+
+def test_a_cache_larger_than_the_machine_is_refused(spec: DecoderSpec) -> None:
+    memory = psutil.virtual_memory().total
+    with pytest.raises(ConfigError, match=rf"^kv_cache_bytes: \d+ bytes are more than the {memory} of this machine"):
+        config(kv_cache_bytes=2 * memory).resolve(spec)

@@ -1,0 +1,49 @@
+"""The public names of the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import headrace
+
+PUBLIC = {
+    "LLM",
+    "ConfigError",
+    "EngineConfig",
+    "HeadraceError",
+    "ModelError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+}
+
+
+def test_these_names_are_public_and_no_others() -> None:
+    assert set(headrace.__all__) == PUBLIC
+    assert len(headrace.__all__) == len(PUBLIC)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(headrace, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'headrace' has no attribute 'nothing'"):
+        _ = headrace.nothing
+
+
+def test_every_error_is_a_headrace_error() -> None:
+    for error in (headrace.ConfigError, headrace.ModelError, headrace.RequestError):
+        assert issubclass(error, headrace.HeadraceError)
+    assert issubclass(headrace.ConfigError, ValueError)
+    assert issubclass(headrace.RequestError, ValueError)
+
+
+@pytest.mark.parametrize("code", ["import headrace", "import headrace.cli", "from headrace import SamplingParams"])
+def test_importing_does_not_import_jax(code: str) -> None:
+    check = f"{code}; import sys; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
