@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.engine.build import use_compilation_cache
 from headrace.weights.sources import pull
 from tiny import write_model
+
+use_compilation_cache()  # so that the second run of the tests compiles next to nothing
 
 
 @pytest.fixture(scope="session")

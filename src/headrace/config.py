@@ -15,6 +15,7 @@ from headrace.models.spec import DecoderSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
 PAGE_SIZES = (8, 16, 32, 64)
+MAX_NUM_SEQS = 65536
 
 _GIB = 1 << 30
 _CPU_SHARE, _CPU_MOST = 0.1, _GIB  # of the free memory, and at most
@@ -66,6 +67,8 @@ class EngineConfig:
         for name in ("max_model_len", "kv_cache_bytes"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.max_num_seqs > MAX_NUM_SEQS:
+            raise ConfigError(f"max_num_seqs: must be at most {MAX_NUM_SEQS}, not {self.max_num_seqs}")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len: must be at least 2, for a prompt and an answer of a token each")
         if self.kv_cache_share is not None and not _is_share(self.kv_cache_share):

@@ -12,6 +12,7 @@ from headrace.sampling.params import MAX_STOPS, SamplingParams
 
 BELOW_0, ABOVE_1 = math.nextafter(0, -1), math.nextafter(1, 2)
 NOT_FINITE = [math.nan, math.inf, -math.inf]
+TOO_LARGE = 10**400  # an integer beyond every float
 
 ACCEPTED: list[tuple[str, Any]] = [
     *(("max_tokens", value) for value in (1, 2, 10**9)),
@@ -27,13 +28,13 @@ ACCEPTED: list[tuple[str, Any]] = [
 
 REFUSED: list[tuple[str, Any]] = [
     *(("max_tokens", value) for value in (0, -1, 1.0, True, "1", None, *NOT_FINITE)),
-    *(("temperature", value) for value in (BELOW_0, -1, True, "1", None, *NOT_FINITE)),
-    *(("top_p", value) for value in (0, 0.0, BELOW_0, ABOVE_1, 2, True, "1", None, *NOT_FINITE)),
+    *(("temperature", value) for value in (BELOW_0, -1, True, "1", None, TOO_LARGE, *NOT_FINITE)),
+    *(("top_p", value) for value in (0, 0.0, BELOW_0, ABOVE_1, 2, True, "1", None, TOO_LARGE, *NOT_FINITE)),
     *(("top_k", value) for value in (-2, -(2**40), 1.0, True, "1", None, *NOT_FINITE)),
     *(("min_p", value) for value in (BELOW_0, ABOVE_1, True, "0", None, *NOT_FINITE)),
     *(("seed", value) for value in (2**64, -(2**63) - 1, 1.0, True, "1", *NOT_FINITE)),
     *(("ignore_eos", value) for value in (0, 1, "true", None)),
-    *(("stop", value) for value in ("", [""], ["a", ""], [1], 1, None, b"x", ["x"] * (MAX_STOPS + 1), {"x"})),
+    *(("stop", value) for value in ("", "\ud800", [""], ["a", ""], [1], 1, None, b"x", ["x"] * (MAX_STOPS + 1), {"x"})),
     *(("stop_token_ids", value) for value in ([-1], [1.0], [True], ["1"], "1", b"1", 1, None, {1})),
 ]
 

@@ -97,10 +97,10 @@ class Engine:
 
         A step that fails leaves every request as it was before: they wait, and the next step computes them anew.
         """
-        schedule = self.scheduler.schedule()
-        if schedule is None:
-            return []
         try:
+            schedule = self.scheduler.schedule()
+            if schedule is None:
+                return []
             result = self.manager.execute(schedule.step)
             tokens = self.manager.read_tokens(result, schedule.step)
         except BaseException:

@@ -122,6 +122,7 @@ class ExecutionManager:
     def reset_state(self) -> None:
         """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
         which may have consumed the state."""
+        del self._state  # first, so that there are never two pools
         self._state = self._new_state()
         self.sequences.device_position[:] = -1
 

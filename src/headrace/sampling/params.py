@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import RequestError
+from headrace.text.checks import check_text
 
 MAX_STOPS = 16
+
+_LARGEST = sys.float_info.max  # an integer may be larger than any float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,8 @@ def _stops(stop: Any) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):
         raise RequestError("stop", f"must be a string or a list of strings, not {stop!r}")
+    for text in stops:
+        check_text("stop", text)
     if any(not s for s in stops):
         raise RequestError("stop", "must not hold an empty string")
     if len(stops) > MAX_STOPS:
@@ -90,8 +96,8 @@ def _integer(name: str, value: Any, low: int, high: int | None) -> None:
 def _number(name: str, value: Any, low: float, high: float | None, open_below: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestError(name, f"must be a number, not {value!r}")
-    if not math.isfinite(value):
-        raise RequestError(name, f"must be finite, not {value!r}")
+    if abs(value) > _LARGEST or math.isnan(value):
+        raise RequestError(name, "must be a finite number")
     _bounds(name, value, low, high, open_below)
 
 

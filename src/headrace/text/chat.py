@@ -14,8 +14,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.errors import ModelError, RequestError
+from headrace.text.checks import check_text
 from headrace.text.messages import normalize_messages
-from headrace.text.tokenizer import Tokenizer, check_text
+from headrace.text.tokenizer import Tokenizer
 
 # Stand-ins for control tokens' text come from a private-use plane of Unicode, where no vocabulary has characters.
 _STAND_INS = range(0xF0000, 0xFFFFE)

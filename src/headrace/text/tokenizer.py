@@ -9,25 +9,11 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models
 
-from headrace.errors import RequestError
+from headrace.text.checks import check_text
 from headrace.text.definition import TokenizerDefinition
 from headrace.text.folder_tokenizer import read_folder_tokenizer
 from headrace.text.gguf_tokenizer import read_gguf_tokenizer
 from headrace.text.pieces import piece_decoder
-
-
-def check_text(param: str, text: object) -> None:
-    """Refuse what is not text, or not Unicode text.
-
-    Raises:
-        RequestError: `text` is not a string, or holds half of a surrogate pair.
-    """
-    if not isinstance(text, str):
-        raise RequestError(param, f"must be a string, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(param, f"holds a lone surrogate at position {error.start}") from None
 
 
 class Tokenizer:

@@ -28,9 +28,13 @@ def resolve(model: str, *, progress: bool = True) -> Path:
         ModelError: there is no such model, it is incomplete, or it cannot be fetched.
     """
     path = Path(os.path.expanduser(model))  # which, unlike Path's own, leaves an unknown ~user alone
-    if path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, ValueError) as error:  # too long, or with a NUL
+        raise ModelError(f"{model[:100]!r} cannot be a path: {error}") from None
+    if is_file:
         return _local_file(path)
-    if path.is_dir():
+    if is_folder:
         return _local_folder(path)
     if model in KNOWN_MODELS:
         return pull(model, progress)
