@@ -6,6 +6,11 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2
 PROMPT ?= What is the capital of France?
 
+# Through the environment as they are, so that neither make nor the shell reads anything into a prompt.
+override PROMPT := $(value PROMPT)
+override MODEL := $(value MODEL)
+export PROMPT MODEL
+
 .DEFAULT_GOAL := help
 .PHONY: help run test check format install dev clean
 
@@ -17,8 +22,8 @@ help:
 	@echo "make clean                       remove .venv and caches of the tools"
 
 run: install
-	@echo "headrace: asking $(MODEL): $(PROMPT)"
-	@$(BIN)/headrace generate $(MODEL) --prompt "$(PROMPT)"
+	@printf 'headrace: asking %s: %s\n' "$$MODEL" "$$PROMPT"
+	@$(BIN)/headrace generate "$$MODEL" --prompt "$$PROMPT"
 
 test: dev
 	@echo "headrace: running all tests"

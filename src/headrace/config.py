@@ -58,6 +58,8 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model: must be a name or a path, not {self.model!r}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if isinstance(self.page_size, float) or self.page_size not in PAGE_SIZES:
@@ -133,7 +135,16 @@ class EngineConfig:
         if pages * page_bytes > (memory := _memory()):
             raise ConfigError(f"kv_cache_bytes: {pages * page_bytes} bytes are more than the {memory} of this machine")
         length = min(wanted, pages * self.page_size)
-        return replace(config, max_model_len=length, kv_cache_bytes=pages * page_bytes, kv_cache_share=None)
+        step = self.max_num_batched_tokens
+        if self.num_tokens_paddings is None:  # else its largest size is the step's
+            step = min(step, self.max_num_seqs * length)  # no step can hold more
+        return replace(
+            config,
+            max_model_len=length,
+            max_num_batched_tokens=step,
+            kv_cache_bytes=pages * page_bytes,
+            kv_cache_share=None,
+        )
 
     @classmethod
     def from_options(cls, model: str, options: dict[str, Any]) -> EngineConfig:

@@ -9,9 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 from safetensors.numpy import load_file, save_file
 
 import golden
+from headrace.errors import ModelError
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 from headrace.weights.gguf import GGUFFile
@@ -127,3 +129,20 @@ def test_lod_04_gguf_norms_are_used_as_they_are_and_others_are_offset_by_one(gem
 def test_lod_04_other_families_store_the_norm_itself() -> None:
     raw = load_file(golden.ROOT / "qwen3" / "model.safetensors")
     np.testing.assert_array_equal(checkpoint("qwen3")[1].final_norm, raw["model.norm.weight"])
+
+
+@pytest.mark.parametrize("count", [0, 10**9])
+def test_a_gguf_that_claims_an_impossible_number_of_layers(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "m.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(count)
+    for key in ("embedding_length", "feed_forward_length", "attention.head_count", "context_length"):
+        writer.add_uint32(f"llama.{key}", 64)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=rf"llama\.block_count is {count}, with 1 tensors"):
+        open_checkpoint(path)

@@ -62,7 +62,7 @@ def test_a_missing_shard(cli: Cli, tmp_path: Path) -> None:
         ("nothing-known", "'nothing-known' is no file or folder and no known model"),
         ("missing.gguf", "missing.gguf: there is no such file"),
         ("/", "the folder holds neither a config.json nor a .gguf file"),
-        ("", "the folder holds neither a config.json nor a .gguf file"),
+        ("", "model: must be a name or a path"),
     ],
 )
 def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, message: str) -> None:
@@ -75,7 +75,7 @@ def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("options", "message"),
     [
         (["--temperature", "-1"], "temperature: must be >= 0.0, not -1.0"),
-        (["--temperature", "nan"], "temperature: must be finite"),
+        (["--temperature", "nan"], "temperature: must be a finite number"),
         (["--temperature", "warm"], "Invalid value for '--temperature'"),
         (["--top-p", "0"], "top_p: must be > 0.0 and <= 1.0, not 0.0"),
         (["--top-k", "-2"], "top_k: must be >= -1"),

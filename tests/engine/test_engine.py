@@ -200,7 +200,7 @@ def test_a_request_with_nan_logits_ends_alone(tiny_folder: Path) -> None:
     engine = Engine(EngineConfig(model="x"), Tokenizer.from_folder(tiny_folder), manager)
     first, bad, last = run(engine, cases)
     assert [o.finish_reason for o in bad] == ["error"]
-    assert bad[0].error == "the model produced no finite logits"
+    assert bad[0].error == "the model produced no finite logits; its weights may be damaged"
     assert tokens(bad) == []
     assert [tokens(first), tokens(last)] == [tokens(o) for o in alone]
     # Its pages held NaN; whoever gets them next must not notice.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -136,4 +137,34 @@ def test_a_folder_without_a_readable_configuration(tmp_path: Path, text: str | N
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=reason):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of 1 to 1000, not 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer"),
+        ({"num_hidden_layers": 1.5}, "num_hidden_layers must be an integer"),
+        ({"num_attention_heads": "x"}, "num_heads must be a positive integer, not 'x'"),
+        ({"num_attention_heads": 3}, "3 heads cannot share 2 key/value heads evenly"),
+        ({"head_dim": -16}, "head_dim must be a positive integer, not -16"),
+        ({"rms_norm_eps": -1}, "norm_eps must be a positive number, not -1"),
+        ({"rope_parameters": 5}, "describes no model that can be understood"),
+        ({"architectures": [5]}, "architecture 5 is not known"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported"),
+    ],
+)
+def test_a_config_that_makes_no_sense(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    config = json.loads((golden.ROOT / "llama3" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=re.escape(message)) as refusal:
+        open_checkpoint(tmp_path)
+    assert str(tmp_path / "config.json") in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "7"])
+def test_a_config_that_is_no_object(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match="describes no model that can be understood"):
         open_checkpoint(tmp_path)

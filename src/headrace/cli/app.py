@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,9 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+    # Until there is something to stop, Ctrl-C ends the process at once: an interrupt in the middle of an import may be
+    # swallowed there, or end in a traceback.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except (HeadraceError, _UsageError) as error:
@@ -53,6 +57,11 @@ def main() -> None:
         # Whoever read our output has left; Python must not complain about that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        print(f"headrace: error: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 @app.command()
@@ -139,6 +148,8 @@ def throughput(
     """Prefill and decode speed at several batch sizes."""
     from headrace.benchmark.throughput import format_report, measure
 
+    if json_file is not None:
+        _write(json_file, "")  # before the work, so that it is not done in vain
     report = measure(
         lambda options: _load(model, {**options, **engine}),
         sizes("--batch-sizes", batch_sizes),
@@ -147,10 +158,7 @@ def throughput(
     )
     print(format_report(report))
     if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            raise HeadraceError(f"{json_file}: cannot be written: {error.strerror}") from None
+        _write(json_file, json.dumps(report, indent=2) + "\n")
 
 
 def _for_one(engine: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +179,16 @@ def _load(model: str, engine: dict[str, Any]) -> LLM:
     from headrace.llm import LLM
 
     llm = LLM(model, progress=True, **options)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print(llm.built.describe(), file=sys.stderr)
     return llm
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise HeadraceError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _conversation(system: str | None, prompt: str) -> list[dict[str, str]]:

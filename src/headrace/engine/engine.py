@@ -124,7 +124,7 @@ class Engine:
         text, token_id = "", None
         if token == BAD_LOGITS:
             request.finish_reason = "error"
-            request.error = "the model produced no finite logits"
+            request.error = "the model produced no finite logits; its weights may be damaged"
         else:
             assert request.slot is not None
             self.manager.sequences.append(request.slot, request.num_tokens, token)

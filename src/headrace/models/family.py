@@ -9,6 +9,8 @@ from typing import Any
 from headrace.errors import ModelError
 from headrace.models.spec import DecoderSpec, RopeSpec
 
+MOST_LAYERS = 1000
+
 HF_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
@@ -71,6 +73,14 @@ class GGUFHeader:
     tensors: frozenset[str]
     vocab_size: int
     rope_factors: tuple[float, ...] | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """`{arch}.block_count`; ModelError if it is not a number of layers that the file can hold."""
+        count: int = self.get("block_count")
+        if not isinstance(count, int) or not 0 < count <= len(self.tensors):
+            raise ModelError(f"GGUF metadata: {self.arch}.block_count is {count!r}, with {len(self.tensors)} tensors")
+        return count
 
     def get(self, key: str, default: Any = None) -> Any:
         """Value of `{arch}.{key}`; without a default a missing key is a ModelError."""
@@ -140,6 +150,14 @@ def gguf_sizes(header: GGUFHeader) -> dict[str, Any]:
         "norm_eps": header.get("attention.layer_norm_rms_epsilon"),
         "tied_head": "output.weight" not in header.tensors,
     }
+
+
+def config_num_layers(config: Mapping[str, Any]) -> int:
+    """`num_hidden_layers`; ModelError if it is not a sensible number of layers."""
+    count: int = need(config, "num_hidden_layers")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
+        raise ModelError(f"config.json: num_hidden_layers must be an integer of 1 to {MOST_LAYERS}, not {count!r}")
+    return count
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:

@@ -11,11 +11,11 @@ from headrace.models.family import (
     Family,
     GGUFHeader,
     check_activation,
+    config_num_layers,
     config_rope,
     config_sizes,
     gguf_rope,
     gguf_sizes,
-    need,
 )
 from headrace.models.spec import DecoderSpec, LayerSpec, RopeSpec
 
@@ -34,7 +34,7 @@ def from_config(config: Mapping[str, Any]) -> DecoderSpec:
     if config.get("attention_bias"):
         raise ModelError("config.json: attention_bias is not supported for Gemma 3")
     sizes = config_sizes({"head_dim": 256, "max_position_embeddings": 131072, "vocab_size": 262208, **config})
-    count, window = need(config, "num_hidden_layers"), config.get("sliding_window", 4096)
+    count, window = config_num_layers(config), config.get("sliding_window", 4096)
     every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or GLOBAL_EVERY
     types = config.get("layer_types") or _pattern(count, every)
     return DecoderSpec(
@@ -50,7 +50,7 @@ def from_config(config: Mapping[str, Any]) -> DecoderSpec:
 
 def from_gguf(header: GGUFHeader) -> DecoderSpec:
     """GGUF header of architecture `gemma3` -> spec."""
-    sizes, count = gguf_sizes(header), header.get("block_count")
+    sizes, count = gguf_sizes(header), header.num_layers
     head_dim = sizes["head_dim"]
     local = RopeSpec(header.get("rope.freq_base_swa", LOCAL_THETA), head_dim)
     types = _pattern(count, header.get("attention.sliding_window_pattern", GLOBAL_EVERY))

@@ -10,11 +10,11 @@ from headrace.models.family import (
     Family,
     GGUFHeader,
     check_activation,
+    config_num_layers,
     config_rope,
     config_sizes,
     gguf_rope,
     gguf_sizes,
-    need,
 )
 from headrace.models.spec import DecoderSpec, LayerSpec
 
@@ -28,7 +28,7 @@ def from_config(config: Mapping[str, Any]) -> DecoderSpec:
     bias = bool(config.get("attention_bias"))
     return DecoderSpec(
         family="llama",
-        layers=(LayerSpec(),) * need(config, "num_hidden_layers"),
+        layers=(LayerSpec(),) * config_num_layers(config),
         ropes=(config_rope(config, sizes["head_dim"]),),
         attention_scale=sizes["head_dim"] ** -0.5,
         tied_head=bool(config.get("tie_word_embeddings", False)),
@@ -45,7 +45,7 @@ def from_gguf(header: GGUFHeader) -> DecoderSpec:
     sizes = gguf_sizes(header)
     return DecoderSpec(
         family="llama",
-        layers=(LayerSpec(window=header.get("attention.sliding_window", 0) or None),) * header.get("block_count"),
+        layers=(LayerSpec(window=header.get("attention.sliding_window", 0) or None),) * header.num_layers,
         ropes=(gguf_rope(header, sizes["head_dim"]),),
         attention_scale=sizes["head_dim"] ** -0.5,
         qkv_bias="blk.0.attn_q.bias" in header.tensors,

@@ -9,18 +9,18 @@ from headrace.models.family import (
     Family,
     GGUFHeader,
     check_activation,
+    config_num_layers,
     config_rope,
     config_sizes,
     gguf_rope,
     gguf_sizes,
-    need,
 )
 from headrace.models.spec import DecoderSpec, LayerSpec
 
 
 def config_layers(config: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     """Layers of a Qwen config.json: `layer_types` says which slide; without it the first `max_window_layers` do not."""
-    count: int = need(config, "num_hidden_layers")
+    count = config_num_layers(config)
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     if not window:
         return (LayerSpec(),) * count
@@ -51,7 +51,7 @@ def from_gguf(header: GGUFHeader) -> DecoderSpec:
     sizes = gguf_sizes(header)
     return DecoderSpec(
         family="qwen2",
-        layers=(LayerSpec(),) * header.get("block_count"),
+        layers=(LayerSpec(),) * header.num_layers,
         ropes=(gguf_rope(header, sizes["head_dim"]),),
         attention_scale=sizes["head_dim"] ** -0.5,
         qkv_bias=True,

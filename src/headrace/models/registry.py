@@ -14,7 +14,9 @@ FAMILIES: tuple[Family, ...] = (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
     """The family named by `architectures` in config.json; ModelError for an unknown one."""
-    names = config.get("architectures") or []
+    if config.get("quantization_config"):
+        raise ModelError("config.json: quantization_config is not supported; use plain or GGUF weights")
+    names = [str(name) for name in config.get("architectures") or []]
     for family in FAMILIES:
         if any(name in family.hf_architectures for name in names):
             return family

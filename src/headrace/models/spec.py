@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from headrace.errors import ModelError
 
 Activation = Literal["silu", "gelu_tanh"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -70,6 +73,23 @@ class DecoderSpec:
     qk_norm: bool = False  # RMS norm over head_dim on q and k, before rope
     post_norms: bool = False  # RMS norms on the outputs of attention and MLP, before the residual sum
     embedding_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+        for name in (*sizes, "max_position"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ModelError(f"{name} must be a positive integer, not {value!r}")
+        if not self.layers:
+            raise ModelError("the number of layers must be positive")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
+        if self.head_dim % 2:
+            raise ModelError(f"head_dim must be even for a rotation, not {self.head_dim}")
+        for name in ("norm_eps", "attention_scale", "embedding_scale"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ModelError(f"{name} must be a positive number, not {value!r}")
 
     @property
     def num_layers(self) -> int:

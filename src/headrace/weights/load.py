@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,28 @@ def _open_folder(folder: Path) -> Checkpoint:
         raise ModelError(f"{folder}: no readable config.json ({error.strerror})") from None
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'}: not valid JSON ({error})") from None
-    family = family_of_config(config)
-    return Checkpoint(folder, family.from_config(config), family, SafetensorsFolder.open(folder))
+    with _understanding(folder / "config.json"):
+        family = family_of_config(config)
+        spec = family.from_config(config)
+    return Checkpoint(folder, spec, family, SafetensorsFolder.open(folder))
+
+
+@contextmanager
+def _understanding(path: Path) -> Iterator[None]:
+    """Turns whatever a description of the wrong form leads to into one ModelError that names its file."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: describes no model that can be understood ({error})") from error
 
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFFile.open(path)
     arch = file.metadata.get("general.architecture", "")
-    family = family_of_gguf(arch)
+    with _understanding(path):
+        family = family_of_gguf(arch)
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{path}: the tensor token_embd.weight is missing")
     factors = None
@@ -81,7 +96,9 @@ def _open_gguf(path: Path) -> Checkpoint:
         factors = tuple(float(f) for f in file.read("rope_freqs.weight"))
     vocab_size = file.tensors["token_embd.weight"].shape[0]
     header = GGUFHeader(arch, file.metadata, frozenset(file.tensors), vocab_size, factors)
-    return Checkpoint(path, family.from_gguf(header), family, file)
+    with _understanding(path):
+        spec = family.from_gguf(header)
+    return Checkpoint(path, spec, family, file)
 
 
 def load_weights(checkpoint: Checkpoint, dtype: jnp.dtype, *, progress: bool = False) -> DecoderWeights:

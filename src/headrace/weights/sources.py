@@ -27,6 +27,8 @@ def resolve(model: str, *, progress: bool = True) -> Path:
     Raises:
         ModelError: there is no such model, it is incomplete, or it cannot be fetched.
     """
+    if not model:
+        raise ModelError("model: must be a name or a path, not ''")
     path = Path(os.path.expanduser(model))  # which, unlike Path's own, leaves an unknown ~user alone
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
