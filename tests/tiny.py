@@ -77,10 +77,10 @@ def tiny_manager(name: str = "llama3", *, weights: DecoderWeights | None = None,
     return manager
 
 
-def tiny_engine(folder: Path, name: str = "llama3", *, seed: int = 0, **geometry: Any) -> Engine:
+def tiny_engine(folder: Path, name: str = "llama3", *, seed: int = 0, overlap: bool = True, **geometry: Any) -> Engine:
     """An engine over `tiny_manager`, with the tokenizer of `folder`."""
     manager = tiny_manager(name, **geometry)
-    return Engine(EngineConfig(model=name, seed=seed), Tokenizer.from_folder(folder), manager)
+    return Engine(EngineConfig(model=name, seed=seed, overlap=overlap), Tokenizer.from_folder(folder), manager)
 
 
 def run(engine: Engine, requests: Iterable[tuple[Sequence[int], SamplingParams]]) -> list[list[TokenOutput]]:

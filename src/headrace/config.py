@@ -41,6 +41,7 @@ class EngineConfig:
         num_tokens_paddings, num_reqs_paddings: sizes that steps are compiled for; None takes powers of two.
         max_compiled_variants: most compiled steps that are kept.
         seed: of the seeds of requests that give none; None takes a fresh one.
+        overlap: give the device its next step before reading the tokens of the last.
     """
 
     model: str
@@ -56,6 +57,7 @@ class EngineConfig:
     num_reqs_paddings: Sequence[int] | None = None
     max_compiled_variants: int = 64
     seed: int | None = None
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:

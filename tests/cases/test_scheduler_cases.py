@@ -142,9 +142,10 @@ def test_sch_03_the_earliest_request_advances_in_every_step(engine: Engine) -> N
         engine.add(str(i), prompt(i, 40), GREEDY)
     while engine.has_unfinished:
         earliest = (engine.scheduler.running or engine.scheduler.waiting)[0]
-        before = earliest.num_computed
+        before = earliest.num_computed, earliest.num_tokens
         engine.step()
-        assert earliest.num_computed > before
+        # Its last token may be all that is left to read.
+        assert (earliest.num_computed, earliest.num_tokens) > before
     assert engine.scheduler.num_preemptions > 0
 
 
@@ -222,14 +223,13 @@ def test_api_10_and_12_a_wrong_prompt_is_refused_and_its_neighbour_does_not_noti
 ) -> None:
     good = (prompt(1, 9), replace(GREEDY, max_tokens=6))
     engine.add("good", *good)
-    engine.step()
+    got = engine.step()
     with pytest.raises(RequestError, match=r"^prompt: "):
         engine.add("bad", ids, GREEDY)
-    got = []
     while engine.has_unfinished:
         got += engine.step()
     assert {o.request_id for o in got} == {"good"}
-    assert [o.token_id for o in got] == tokens(solo(tiny_folder, good))[1:]
+    assert [o.token_id for o in got] == tokens(solo(tiny_folder, good))
 
 
 class FailsAt:

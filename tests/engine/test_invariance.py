@@ -42,17 +42,18 @@ def solo_tokens(folder: Path, name: str, dtype: str, case: Case) -> list[int]:
     return tokens(outputs)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_any_company_gives_the_solo_tokens(tiny_folder: Path, name: str, dtype: str) -> None:
+def test_any_company_gives_the_solo_tokens(tiny_folder: Path, name: str, dtype: str, overlap: bool) -> None:
     cases = list(random_cases(seed=len(name), count=40))
     solo = cache(lambda i: solo_tokens(tiny_folder, name, dtype, cases[i]))
     rng = random.Random(1)
-    engine = tiny_engine(tiny_folder, name, **{**SMALL, "num_pages": 7, "dtype": dtype})
+    engine = tiny_engine(tiny_folder, name, **{**SMALL, "num_pages": 6, "dtype": dtype}, overlap=overlap)
     compiled = compilations()
     waiting, got, aborted = list(range(len(cases))), {i: [] for i in range(len(cases))}, set()
     while waiting or engine.has_unfinished:
-        while waiting and rng.random() < 0.4:
+        while waiting and rng.random() < 0.6:
             i = waiting.pop()
             engine.add(str(i), *cases[i])
         for output in engine.step():

@@ -42,11 +42,13 @@ class Desk:
         return rows(schedule)
 
     def commit(self, schedule: Schedule) -> None:
-        for request, count, samples in zip(
-            schedule.requests, schedule.step.num_tokens, schedule.step.samples, strict=True
-        ):
-            request.num_computed += int(count)
+        self.scheduler.launched(schedule)
+        self.learn(schedule)
+
+    def learn(self, schedule: Schedule) -> None:
+        for request, samples in zip(schedule.requests, schedule.step.samples, strict=True):
             if samples:
+                request.num_in_flight -= 1
                 request.token_ids.append(9)
                 if request.num_tokens == request.max_total:
                     self.scheduler.remove(request)
@@ -161,6 +163,52 @@ def test_removing_frees_pages_and_slot_wherever_the_request_is(tiny_folder: Path
     assert desk.step() == []
     desk.request("c", prompt=4)
     assert desk.step() == [("c", 4)]
+
+
+def test_a_step_is_scheduled_before_the_token_of_the_last_is_known(tiny_folder: Path) -> None:
+    desk = Desk(tiny_folder)
+    request = desk.request("a", prompt=5, total=7)
+    first = desk.scheduler.schedule()
+    assert first is not None
+    desk.scheduler.launched(first)
+    second = desk.scheduler.schedule()
+    assert second is not None
+    assert rows(second) == [("a", 1)]
+    assert second.step.num_computed.tolist() == [5]
+    assert second.step.samples.tolist() == [True]
+    desk.scheduler.launched(second)
+    # Two tokens are in flight and there is room for two: the end is known before either is.
+    assert desk.scheduler.schedule() is None
+    desk.learn(first)
+    assert desk.scheduler.schedule() is None
+    assert request.token_ids == [7] * 5 + [9]
+    desk.learn(second)
+    assert request.token_ids == [7] * 5 + [9, 9]
+    assert request.slot is None
+
+
+def test_a_request_preempted_with_a_token_in_flight_waits_until_it_is_known(tiny_folder: Path) -> None:
+    desk = Desk(tiny_folder, pages=6, budget=64)
+    desk.request("a", prompt=32)
+    b = desk.request("b", prompt=31)
+    schedule = desk.scheduler.schedule()
+    while True:
+        assert schedule is not None
+        desk.scheduler.launched(schedule)
+        following = desk.scheduler.schedule()
+        if desk.scheduler.num_preemptions:
+            break
+        desk.learn(schedule)
+        schedule = following
+    assert b.slot is None
+    assert b.num_in_flight == 1
+    known = b.num_tokens
+    desk.scheduler.remove(desk.scheduler.running[0])  # there is room again
+    assert desk.scheduler.schedule() is None
+    desk.learn(schedule)
+    again = desk.scheduler.schedule()
+    assert again is not None
+    assert rows(again) == [("b", known + 1)]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ class Driver:
         for slot, count, token in zip(step.slots.tolist(), step.num_tokens.tolist(), tokens, strict=True):
             self.computed[slot] += count
             if token >= 0:
-                self.manager.sequences.append(slot, len(self.ids[slot]), token)
+                self.manager.sequences.launched(np.array([slot]), np.array([len(self.ids[slot])]))
+                self.manager.sequences.learned(slot, len(self.ids[slot]), token)
                 self.ids[slot].append(token)
         return dict(zip(step.slots.tolist(), tokens, strict=True))
 

@@ -40,7 +40,8 @@ def random_step(rng: np.random.Generator, table: SequenceTable, tokens: int, req
         spare = tokens - counts.sum()
         counts[row] = rng.integers(1, min(spare + 1, MAX_LEN - computed[row]) + 1)
     for slot, position in zip(slots[:decodes].tolist(), computed[:decodes].tolist(), strict=True):
-        table.append(slot, position, 7) if rng.random() < 0.8 else None
+        if rng.random() < 0.8:
+            table.launched(np.array([slot]), np.array([position]))
     updates = [
         (int(slots[row]), page, int(rng.integers(0, 1000)))
         for row in range(rows)
@@ -154,14 +155,17 @@ def test_a_step_never_needs_more_page_updates_than_there_is_room_for(bucket: tup
     assert worst <= room
 
 
-def test_appended_tokens_are_not_sent_again() -> None:
+def test_tokens_that_the_device_samples_are_not_sent() -> None:
     table = SequenceTable(2, 8)
     table.load(1, [5, 6, 7], 3, SamplingParams(), 0)
-    table.append(1, 3, 9)
+    table.launched(np.array([1]), np.array([3]))
     layout = BatchLayout((8, 1), PAGE)
     batch = HostBatch(layout, 2)
     one = np.ones(1, np.int32)
     batch.fill(ScheduledStep(one, one * 0, one * 4, one > 0), table)  # after a preemption: from the start again
+    assert batch["input_ids"][:4].tolist() == [5, 6, 7, -1]
+    table.learned(1, 3, 9)
+    batch.fill(ScheduledStep(one, one * 0, one * 4, one > 0), table)
     assert batch["input_ids"][:4].tolist() == [5, 6, 7, -1]
     table.load(1, [5, 6, 7, 9], 3, SamplingParams(), 0)  # in a slot whose device knows nothing of it
     batch.fill(ScheduledStep(one, one * 0, one * 4, one > 0), table)

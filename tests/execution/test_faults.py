@@ -214,9 +214,9 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
 
-    def execute(self, step: ScheduledStep) -> Any:
+    def start_async_prep(self, step: ScheduledStep) -> None:
         self.steps.append((len(step.slots), step.total_tokens))
-        return self._manager.execute(step)
+        self._manager.start_async_prep(step)
 
 
 def test_fault_22_the_first_step_holds_all_that_fit(tiny_folder: Path) -> None:

@@ -152,11 +152,15 @@ def profile(folder: Path, work: Callable[[], object]) -> Counter[str]:
 def test_a_step_is_one_launch_and_one_transfer(driver: Driver, tmp_path: Path) -> None:
     double = jax.jit(lambda x: x * 2).lower(jax.ShapeDtypeStruct((4,), jnp.int32)).compile()
     host = np.ones(4, np.int32)
-    double(host)
-    known = profile(tmp_path / "known", lambda: [double(host).block_until_ready() for _ in range(7)])
+    double(jax.device_put(host))
+    known = profile(tmp_path / "known", lambda: [double(jax.device_put(host)).block_until_ready() for _ in range(7)])
     # The names that the runtime has for a launch and for a transfer, whatever its version.
-    names = {n for n, count in known.items() if count == 7 and ("LoadedExecutable::Execute" in n or n == "DevicePut")}
-    assert "DevicePut" in names
+    names = {
+        n
+        for n, count in known.items()
+        if count == 7 and ("LoadedExecutable::Execute" in n or n.startswith("DevicePut"))
+    }
+    assert any(n.startswith("DevicePut") for n in names)
     assert len(names) > 1
 
     driver.add(0, SHORT)

@@ -23,6 +23,7 @@ ENGINE = {
     "num_tokens_paddings": (str, "Token sizes to compile, as in 64,256,512."),
     "num_reqs_paddings": (str, "Request sizes to compile, as in 8,32."),
     "max_compiled_variants": (int, "Most compiled steps that are kept."),
+    "overlap": (bool, "Give the device its next step before reading the tokens of the last."),
     "engine_seed": (int, "Seed of the draws of requests without a seed of their own."),
 }
 SAMPLING = {
@@ -61,6 +62,8 @@ def with_options(table: dict[str, tuple[Any, str]], argument: str) -> Callable[[
 
 def _parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
+    if kind is bool:
+        flag += "/--no-" + name.replace("_", "-")
     annotation = Annotated[kind | None, typer.Option(flag, help=text, show_default=False)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

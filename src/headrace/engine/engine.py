@@ -6,14 +6,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from headrace.config import EngineConfig
 from headrace.engine.pages import PagePool
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.scheduler import Schedule, Scheduler
 from headrace.errors import RequestError
 from headrace.execution.manager import ExecutionManager
+from headrace.execution.step import StepResult
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
 from headrace.text.detokenizer import IncrementalDetokenizer
@@ -40,6 +39,14 @@ class TokenOutput:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class _Launched:
+    """A step that the device has been given, and its result, which may not be there yet."""
+
+    schedule: Schedule
+    result: StepResult
+
+
 class Engine:
     """Runs requests through the ExecutionManager with continuous batching. Not thread-safe: one thread drives it.
 
@@ -56,6 +63,7 @@ class Engine:
         self.scheduler = Scheduler(self.pool, manager.sequences, o.max_num_seqs, o.max_num_batched_tokens)
         self._requests: dict[str, Request] = {}
         self._seeds = random.Random(config.seed)
+        self._in_flight: _Launched | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -90,33 +98,51 @@ class Engine:
         """Ends a request now and frees what it holds; an id that is not in the engine is ignored."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            request.finish_reason = "abort"
             self.scheduler.remove(request)
 
     def step(self) -> list[TokenOutput]:
         """Schedules, executes and commits one step; returns what it brought.
 
-        A step that fails leaves every request as it was before: they wait, and the next step computes them anew.
+        With overlap the step that is launched and the one that is committed are two: the device goes on with the
+        tokens that it has just sampled while the host reads those of the step before. A request may then end while a
+        further token of it is in flight; that token is dropped.
+
+        A step that fails leaves every request with the tokens it had: they wait, and the next step computes them anew.
         """
         try:
-            schedule = self.scheduler.schedule()
-            if schedule is None:
-                return []
-            result = self.manager.execute(schedule.step)
-            tokens = self.manager.read_tokens(result, schedule.step)
+            launched = self._launch()
+            if launched is not None and not self.config.overlap:
+                return self._commit(launched)
+            committed, self._in_flight = self._in_flight, launched
+            return [] if committed is None else self._commit(committed)
         except BaseException:
             # The step may have consumed the device state: nothing in it counts as computed any more.
+            self._in_flight = None
             self.scheduler.preempt_all()
             self.manager.reset_state()
             raise
-        return self._commit(schedule, tokens)
 
-    def _commit(self, schedule: Schedule, tokens: np.ndarray) -> list[TokenOutput]:
-        """Advances the requests of a step that has run."""
-        outputs = []
-        counts, samples = schedule.step.num_tokens.tolist(), schedule.step.samples.tolist()
-        for request, count, sampled, token in zip(schedule.requests, counts, samples, tokens.tolist(), strict=True):
-            request.num_computed += count
-            if sampled:
+    def _launch(self) -> _Launched | None:
+        """Gives the device its next step, if there is one."""
+        schedule = self.scheduler.schedule()
+        if schedule is None:
+            return None
+        self.manager.start_async_prep(schedule.step)
+        prepared = self.manager.get_async_prep_result()
+        assert prepared is not None
+        result = self.manager.execute(prepared)
+        self.scheduler.launched(schedule)
+        return _Launched(schedule, result)
+
+    def _commit(self, launched: _Launched) -> list[TokenOutput]:
+        """Waits for a step's tokens and hands them to its requests."""
+        step, outputs = launched.schedule.step, []
+        tokens = self.manager.read_tokens(launched.result, step).tolist()
+        for request, samples, token in zip(launched.schedule.requests, step.samples.tolist(), tokens, strict=True):
+            # A request that ended, or was aborted, in the meantime gets nothing more.
+            if samples and request.finish_reason is None:
+                request.num_in_flight -= 1
                 outputs.append(self._take_token(request, token))
         return outputs
 
@@ -126,8 +152,8 @@ class Engine:
             request.finish_reason = "error"
             request.error = "the model produced no finite logits; its weights may be damaged"
         else:
-            assert request.slot is not None
-            self.manager.sequences.append(request.slot, request.num_tokens, token)
+            if request.slot is not None:
+                self.manager.sequences.learned(request.slot, request.num_tokens, token)
             text, token_id = request.append(token), token
         if request.finish_reason is not None:
             del self._requests[request.request_id]

@@ -26,7 +26,8 @@ class Request:
         slot: the line in the device's tables while running, else None.
         pages: KV pages held, in order.
         num_sent_pages: how many of them the device's page table knows.
-        num_computed: tokens whose keys and values are in those pages.
+        num_computed: tokens whose keys and values are in those pages once the launched steps have run.
+        num_in_flight: tokens that launched steps sample but the host has not read.
         text: generated text that is final.
         finish_reason: None while unfinished.
         error: what went wrong, when the reason is "error".
@@ -45,6 +46,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     num_sent_pages: int = 0
     num_computed: int = 0
+    num_in_flight: int = 0
     text: str = ""
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -55,9 +57,19 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_sampled(self) -> int:
+        """Tokens known so far, and those that are being sampled."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
     def num_pending(self) -> int:
-        """Tokens known but not computed: the rest of the prompt, or the one sampled last, or all after a preemption."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens to compute: the rest of the prompt, or the one sampled last, or all after a preemption.
+
+        None when the token in flight is the last that there is room for: that is known without reading it.
+        """
+        if self.num_in_flight and self.num_sampled >= self.max_total:
+            return 0
+        return self.num_sampled - self.num_computed
 
     @property
     def output_ids(self) -> list[int]:

@@ -15,7 +15,10 @@ from headrace.execution.sequences import SequenceTable
 
 @dataclass(frozen=True)
 class Schedule:
-    """The requests of one step, row by row, and the step itself."""
+    """The requests of one step, row by row, and the step itself.
+
+    `launch` and `commit` of a step may lie a step apart: what the device samples is known to the host one step late.
+    """
 
     requests: list[Request]
     step: ScheduledStep
@@ -57,7 +60,7 @@ class Scheduler:
             self._release(request)
 
     def schedule(self) -> Schedule | None:
-        """The next step, or None when there is nothing to do. Requests advance only when the step is committed."""
+        """The next step, or None when there is nothing to do. Requests advance when the step is launched."""
         chosen: dict[Request, int] = {}
         preemptions = self.num_preemptions
         for request in sorted(self.running, key=lambda r: r.num_pending > 1):
@@ -70,10 +73,23 @@ class Scheduler:
             self._admit(chosen)
         return self._as_step(chosen) if chosen else None
 
+    def launched(self, schedule: Schedule) -> None:
+        """Advances the requests of a step that the device has been given."""
+        step = schedule.step
+        for request, count, samples in zip(
+            schedule.requests, step.num_tokens.tolist(), step.samples.tolist(), strict=True
+        ):
+            request.num_computed += count
+            request.num_in_flight += samples
+        self._sequences.launched(step.slots[step.samples], (step.num_computed + step.num_tokens)[step.samples])
+
     def preempt_all(self) -> None:
-        """Sends every running request back to wait; for use when the device lost its state."""
+        """Sends every running request back to wait and forgets what is in flight; for use when the device lost its
+        state."""
         while self.running:
             self._preempt(self.running[-1])
+        for request in self.waiting:
+            request.num_in_flight = 0
 
     def _grow(self, request: Request, num_tokens: int, chosen: dict[Request, int]) -> bool:
         """Gives a running request pages for so many tokens; False when it had to give up its own instead."""
@@ -92,6 +108,8 @@ class Scheduler:
         budget = self._max_tokens - sum(chosen.values())
         while self.waiting and self._free_slots and budget > 0:
             request = self.waiting[0]
+            if request.num_in_flight:
+                return  # preempted while its newest token was being sampled; known in the next step
             pages = self._pool.pages_for(request.num_tokens)
             # A page beyond what it needs now, lest it be preempted for its neighbours' next tokens at once.
             if pages + (1 if self.running else 0) > self._pool.num_free:
@@ -122,10 +140,10 @@ class Scheduler:
         requests = sorted(chosen, key=lambda r: (chosen[r] > 1, -(r.num_computed + chosen[r])))
         counts = np.array([chosen[r] for r in requests], np.int32)
         computed = np.array([r.num_computed for r in requests], np.int32)
-        known = np.array([r.num_tokens for r in requests], np.int32)
+        sampled = np.array([r.num_sampled for r in requests], np.int32)
         slots = np.array([r.slot for r in requests], np.int32)
         updates = [update for r in requests for update in self._new_pages(r, r.num_computed + chosen[r])]
-        return Schedule(requests, ScheduledStep(slots, computed, counts, computed + counts == known, updates))
+        return Schedule(requests, ScheduledStep(slots, computed, counts, computed + counts == sampled, updates))
 
     def _new_pages(self, request: Request, num_tokens: int) -> list[tuple[int, int, int]]:
         """(slot, index, page) of the pages up to so many tokens that the device has not been told of."""

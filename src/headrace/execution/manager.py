@@ -52,6 +52,15 @@ class ExecutionOptions:
     max_compiled_variants: int = 64
 
 
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A batch on its way to the device: its bucket, the compiled step, and the packed array."""
+
+    bucket: Bucket
+    executable: Executable
+    packed: jax.Array
+
+
 class ExecutionManager:
     """Prepares a ragged batch on the host and runs one compiled step on the device.
 
@@ -70,6 +79,7 @@ class ExecutionManager:
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch] = {}
         self._state: DeviceState = self._new_state()
+        self._prepared: PreparedBatch | None = None
 
     def compile(
         self,
@@ -100,7 +110,20 @@ class ExecutionManager:
         self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
         return time.perf_counter() - start
 
-    def execute(self, step: ScheduledStep) -> StepResult:
+    def start_async_prep(self, step: ScheduledStep) -> None:
+        """Prepares a batch and begins its transfer, while the device may still be busy with the one before.
+
+        Raises:
+            StepError: no compiled bucket holds the batch.
+        """
+        self._prepared = self._prepare(step)
+
+    def get_async_prep_result(self) -> PreparedBatch | None:
+        """The batch of the last `start_async_prep`, once; None when none is pending."""
+        prepared, self._prepared = self._prepared, None
+        return prepared
+
+    def execute(self, batch: ScheduledStep | PreparedBatch) -> StepResult:
         """Dispatches one step and returns its result on the device, without waiting for it.
 
         Rows of the result are in the step's order; rows past it are padding.
@@ -108,12 +131,16 @@ class ExecutionManager:
         Raises:
             StepError: no compiled bucket holds the batch. The state is as before.
         """
+        prepared = batch if isinstance(batch, PreparedBatch) else self._prepare(batch)
+        self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
+        return result  # type: ignore[no-any-return]
+
+    def _prepare(self, step: ScheduledStep) -> PreparedBatch:
         bucket, executable = self._compiled.get(step.total_tokens, len(step.slots))
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
-        self._state, result = executable(self._weights, self._state, batch.packed.copy())
-        return result  # type: ignore[no-any-return]
+        return PreparedBatch(bucket, executable, jax.device_put(batch.packed.copy()))
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
@@ -123,7 +150,7 @@ class ExecutionManager:
         """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
         which may have consumed the state."""
         del self._state  # first, so that there are never two pools
-        self._state = self._new_state()
+        self._state, self._prepared = self._new_state(), None
         self.sequences.device_position[:] = -1
 
     def clear_cache(self) -> None:

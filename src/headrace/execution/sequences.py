@@ -44,7 +44,11 @@ class SequenceTable:
         self.min_p[slot] = params.min_p
         self.seeds[slot] = (seed // _WORD) % _WORD, seed % _WORD
 
-    def append(self, slot: int, position: int, token: int) -> None:
-        """Records the token that the device sampled for a position."""
+    def launched(self, slots: np.ndarray, positions: np.ndarray) -> None:
+        """Notes that the device samples the tokens of these positions [n] in these slots [n], so they need not be
+        sent."""
+        self.device_position[slots] = positions
+
+    def learned(self, slot: int, position: int, token: int) -> None:
+        """Records what the device sampled for a position."""
         self.token_ids[slot, position] = token
-        self.device_position[slot] = position
