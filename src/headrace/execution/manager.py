@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.execution.state import DeviceState, new_state
 from headrace.execution.step import StepResult, fused_step
+from headrace.execution.swap import place_like
 from headrace.kernels.attention import attention_for
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
@@ -145,6 +146,46 @@ class ExecutionManager:
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
         return np.asarray(result.tokens)[: len(step.slots)]
+
+    def update_graphs(
+        self,
+        model: DecoderWeights | None = None,
+        *,
+        graphdef: DecoderSpec | None = None,
+        graphstate: DecoderWeights | None = None,
+        graphother: tuple[Any, ...] | None = None,
+    ) -> None:
+        """Uses other weights from the next step on; nothing is compiled, and running sequences keep their cache.
+
+        A step that was dispatched before still uses the old ones.
+
+        Args:
+            model: all arrays: weights and rotary frequencies.
+            graphdef: the static structure, which compiled steps have built in: it must be the model's own.
+            graphstate: the weights; its rotary frequencies are left aside.
+            graphother: the rotary frequencies, [head_dim / 2] float32 for each rotation of the model.
+
+        Raises:
+            ValueError: no argument, or `model` together with others.
+            StepError: something differs in structure, shape or dtype; the first difference is named, and nothing
+                has changed.
+        """
+        if model is None and graphdef is None and graphstate is None and graphother is None:
+            raise ValueError("update_graphs: give model, graphdef, graphstate or graphother")
+        if model is not None and (graphstate is not None or graphother is not None):
+            raise ValueError("update_graphs: model has graphstate and graphother in it; give one or the others")
+        if graphdef is not None:
+            self._check_spec(graphdef)
+        new = model or graphstate or self._weights
+        if model is None:
+            new = replace(new, inv_freqs=self._weights.inv_freqs if graphother is None else graphother)
+        self._weights = place_like(self._weights, new)
+
+    def _check_spec(self, spec: DecoderSpec) -> None:
+        for name in (f.name for f in fields(DecoderSpec)):
+            have, want = getattr(spec, name), getattr(self.spec, name)
+            if have != want:
+                raise StepError(f"graphdef.{name} is {have!r}, the compiled steps have {want!r}")
 
     def reset_state(self) -> None:
         """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
