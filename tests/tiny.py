@@ -69,7 +69,7 @@ def tiny_manager(name: str = "llama3", *, weights: DecoderWeights | None = None,
         _MANAGERS[key].reset_state()
         return _MANAGERS[key]
     dtype = geometry.pop("dtype", "float32")
-    options = ExecutionOptions(dtype=jnp.dtype(dtype), vocab_limit=256, **geometry)
+    options = ExecutionOptions(dtype=jnp.dtype(dtype), vocab_limit=256, **{"compile_guard": "raise", **geometry})
     manager = ExecutionManager(open_checkpoint(golden.ROOT / name).spec, weights or tiny_weights(name, dtype), options)
     manager.compile()
     if weights is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from headrace.models.spec import DecoderSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
 PAGE_SIZES = (8, 16, 32, 64)
+COMPILE_GUARDS = ("off", "count", "raise")
 MAX_NUM_SEQS = 65536
 
 _GIB = 1 << 30
@@ -41,6 +42,8 @@ class EngineConfig:
         num_tokens_paddings, num_reqs_paddings: sizes that steps are compiled for; None takes powers of two.
         max_compiled_variants: most compiled steps that are kept.
         seed: of the seeds of requests that give none; None takes a fresh one.
+        use_aot_forward: compile every step before serving; else each at its first use, with a warning.
+        compile_guard: what happens when a step compiles something after warm-up: "off", "count" or "raise".
         overlap: give the device its next step before reading the tokens of the last.
     """
 
@@ -57,6 +60,8 @@ class EngineConfig:
     num_reqs_paddings: Sequence[int] | None = None
     max_compiled_variants: int = 64
     seed: int | None = None
+    use_aot_forward: bool = True
+    compile_guard: Literal["off", "count", "raise"] = "count"
     overlap: bool = True
 
     def __post_init__(self) -> None:
@@ -66,6 +71,8 @@ class EngineConfig:
             raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if isinstance(self.page_size, float) or self.page_size not in PAGE_SIZES:
             raise ConfigError(f"page_size: {self.page_size!r} is not one of {', '.join(map(str, PAGE_SIZES))}")
+        if self.compile_guard not in COMPILE_GUARDS:
+            raise ConfigError(f"compile_guard: {self.compile_guard!r} is not one of {', '.join(COMPILE_GUARDS)}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_bytes"):

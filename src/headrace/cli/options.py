@@ -23,6 +23,8 @@ ENGINE = {
     "num_tokens_paddings": (str, "Token sizes to compile, as in 64,256,512."),
     "num_reqs_paddings": (str, "Request sizes to compile, as in 8,32."),
     "max_compiled_variants": (int, "Most compiled steps that are kept."),
+    "use_aot_forward": (bool, "Compile every step before serving, not at its first use."),
+    "compile_guard": (str, "off, count or raise: what a compilation after warm-up leads to."),
     "overlap": (bool, "Give the device its next step before reading the tokens of the last."),
     "engine_seed": (int, "Seed of the draws of requests without a seed of their own."),
 }

@@ -38,7 +38,8 @@ class Built:
     def describe(self) -> str:
         """A few lines for a person: what is served and how."""
         config, o = self.engine.config, self.engine.manager.options
-        buckets = ", ".join(f"{tokens}x{requests}" for tokens, requests in self.engine.manager.buckets)
+        compiled = self.engine.manager.buckets
+        buckets = ", ".join(f"{tokens}x{requests}" for tokens, requests in compiled) or "each at its first use"
         return (
             f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype} "
             f"on {jax.default_backend()}\n"
@@ -71,6 +72,8 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         vocab_limit=min(tokenizer.vocab_size, checkpoint.spec.vocab_size),
         min_input_pad=config.min_input_pad,
         max_compiled_variants=config.max_compiled_variants,
+        use_aot_forward=config.use_aot_forward,
+        compile_guard=config.compile_guard,
     )
     weights = load_weights(checkpoint, config.jax_dtype, progress=progress)
     manager = ExecutionManager(checkpoint.spec, weights, options)

@@ -55,6 +55,15 @@ class CompiledSteps:
         self._steps.move_to_end(bucket)
         return bucket, self._steps[bucket]
 
+    def find(self, bucket: Bucket) -> Executable | None:
+        """The compiled step of just this bucket, if there is one."""
+        if bucket not in self._steps:
+            self.stats.misses += 1
+            return None
+        self.stats.hits += 1
+        self._steps.move_to_end(bucket)
+        return self._steps[bucket]
+
     def put(self, bucket: Bucket, executable: Executable) -> None:
         """Adds a compiled step; the least recently used one leaves when the cache is full."""
         self._steps[bucket] = executable
@@ -121,12 +130,18 @@ class _CompileEvents:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
+        self._thread = threading.local()
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     def _on_event(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == self._EVENT:
+            self._thread.count = self.in_thread + 1  # XLA is called, and reports, in the thread that wants the program
             with self._lock:
                 self._count += 1
+
+    @property
+    def in_thread(self) -> int:
+        return getattr(self._thread, "count", 0)
 
     @property
     def count(self) -> int:
@@ -140,3 +155,8 @@ _events = _CompileEvents()
 def compilations() -> int:
     """How many programs XLA has compiled in this process so far, of any kind."""
     return _events.count
+
+
+def compilations_in_thread() -> int:
+    """The same for the calling thread alone: a step's own, whatever else the process compiles meanwhile."""
+    return _events.in_thread

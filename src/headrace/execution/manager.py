@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,15 @@ import numpy as np
 
 from headrace.errors import StepError
 from headrace.execution.batch import BatchLayout, HostBatch
-from headrace.execution.buckets import Bucket, bucket_pairs, check_paddings, request_buckets, token_buckets
-from headrace.execution.compiled import CacheStats, CompiledSteps, Executable
+from headrace.execution.buckets import (
+    Bucket,
+    bucket_pairs,
+    check_paddings,
+    request_buckets,
+    select_bucket,
+    token_buckets,
+)
+from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.execution.state import DeviceState, new_state
@@ -24,6 +32,10 @@ from headrace.execution.swap import place_like
 from headrace.kernels.attention import attention_for
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
+
+log = logging.getLogger(__name__)
+
+CompileGuard = Literal["off", "count", "raise"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,9 @@ class ExecutionOptions:
         min_input_pad: the smallest request bucket.
         vocab_limit: ids from here on are never sampled.
         max_compiled_variants: capacity of the cache of compiled steps.
+        use_aot_forward: compile every step in `compile`; else each at its first use, with a warning.
+        compile_guard: what happens when a step that is compiled ahead of time compiles something all the same: "off",
+            "count" (see `compilations_while_serving`) or "raise".
     """
 
     dtype: jnp.dtype
@@ -51,6 +66,8 @@ class ExecutionOptions:
     vocab_limit: int
     min_input_pad: int = 8
     max_compiled_variants: int = 64
+    use_aot_forward: bool = True
+    compile_guard: CompileGuard = "count"
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class ExecutionManager:
 
     Attributes:
         sequences: the host's copy of the sequences that hold a slot; the caller keeps it up to date.
+        compilations_while_serving: programs that steps compiled after warm-up; 0 when all is well.
     """
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions) -> None:
@@ -81,6 +99,7 @@ class ExecutionManager:
         self._batches: dict[Bucket, HostBatch] = {}
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
+        self.compilations_while_serving = 0
 
     def compile(
         self,
@@ -91,7 +110,8 @@ class ExecutionManager:
         progress: bool = False,
     ) -> float:
         """Compiles a step for every reachable bucket and returns the seconds it took. What sequences have in the cache
-        stays; steps of buckets that are not asked for again are forgotten.
+        stays; steps of buckets that are not asked for again are forgotten. Without `use_aot_forward` it only settles
+        the buckets.
 
         Args:
             num_tokens_paddings: token sizes for steps that hold prefill; None takes powers of two.
@@ -106,9 +126,9 @@ class ExecutionManager:
         tokens = check_paddings("num_tokens_paddings", tokens, o.max_num_batched_tokens)
         requests = check_paddings("num_reqs_paddings", requests, o.max_num_seqs)
         pairs = bucket_pairs(tokens, requests)
-        for bucket in set(pairs) - set(self._batches):
-            self._batches[bucket] = HostBatch(self._layout(bucket), o.max_num_seqs)
-        self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
+        self._batches = {b: self._batches.get(b) or HostBatch(self._layout(b), o.max_num_seqs) for b in pairs}
+        if o.use_aot_forward:
+            self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
         return time.perf_counter() - start
 
     def start_async_prep(self, step: ScheduledStep) -> None:
@@ -130,18 +150,38 @@ class ExecutionManager:
         Rows of the result are in the step's order; rows past it are padding.
 
         Raises:
-            StepError: no compiled bucket holds the batch. The state is as before.
+            StepError: no compiled bucket holds the batch, and the state is as before; or the compile guard found a
+                compilation, and the state is that after the step.
         """
         prepared = batch if isinstance(batch, PreparedBatch) else self._prepare(batch)
+        before = compilations_in_thread()
         self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
+        if self.options.compile_guard != "off":
+            self._check_compilations(compilations_in_thread() - before, prepared.bucket)
         return result  # type: ignore[no-any-return]
 
+    def _check_compilations(self, found: int, bucket: Bucket) -> None:
+        self.compilations_while_serving += found
+        if found and self.options.compile_guard == "raise":
+            raise StepError(f"a step of {bucket[0]} tokens x {bucket[1]} requests compiled {found} programs")
+
     def _prepare(self, step: ScheduledStep) -> PreparedBatch:
-        bucket, executable = self._compiled.get(step.total_tokens, len(step.slots))
+        bucket, executable = self._step_for(step.total_tokens, len(step.slots))
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
         return PreparedBatch(bucket, executable, jax.device_put(batch.packed.copy()))
+
+    def _step_for(self, num_tokens: int, num_reqs: int) -> tuple[Bucket, Executable]:
+        if self.options.use_aot_forward:
+            return self._compiled.get(num_tokens, num_reqs)
+        bucket = select_bucket(self._batches, num_tokens, num_reqs)
+        executable = self._compiled.find(bucket)
+        if executable is None:
+            log.warning("compiling a step of %d tokens x %d requests while serving", *bucket)
+            executable = self._lower(bucket).compile()
+            self._compiled.put(bucket, executable)
+        return bucket, executable
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
