@@ -44,6 +44,7 @@ class EngineConfig:
         seed: of the seeds of requests that give none; None takes a fresh one.
         use_aot_forward: compile every step before serving; else each at its first use, with a warning.
         compile_guard: what happens when a step compiles something after warm-up: "off", "count" or "raise".
+        debug: compare the arguments of each step with what it was compiled for, and name those that differ.
         overlap: give the device its next step before reading the tokens of the last.
     """
 
@@ -62,6 +63,7 @@ class EngineConfig:
     seed: int | None = None
     use_aot_forward: bool = True
     compile_guard: Literal["off", "count", "raise"] = "count"
+    debug: bool = False
     overlap: bool = True
 
     def __post_init__(self) -> None:

@@ -124,16 +124,16 @@ def with_layer(index: int, **changes: Any) -> DecoderWeights:
     [
         (
             with_layer(1, o=DenseWeight(jnp.zeros((64, 63)))),
-            r"layers\[1\]\.o\.array is float32\[64, 63\], the model has",
+            r"layers\[1\]\.o\.array is float32\[64, 63\], compiled for",
         ),
         (
             with_layer(0, attn_norm=jnp.ones(64, jnp.bfloat16)),
-            r"layers\[0\]\.attn_norm is bfloat16\[64\], the model has",
+            r"layers\[0\]\.attn_norm is bfloat16\[64\], compiled for",
         ),
         (with_layer(1, q_norm=jnp.ones(16)), r"layers\[1\]\.q_norm is not in the model"),
-        (replace(A, head=None), r"head\.array is missing in the new weights"),
-        (replace(A, layers=A.layers[:1]), r"layers\[1\]\.attn_norm is missing in the new weights"),
-        (replace(A, final_norm=1.0), r"final_norm is a float, not an array, the model has float32\[64\]"),
+        (replace(A, head=None), r"head\.array is missing"),
+        (replace(A, layers=A.layers[:1]), r"layers\[1\]\.attn_norm is missing"),
+        (replace(A, final_norm=1.0), r"final_norm is a float, not an array, compiled for float32\[64\]"),
     ],
 )
 def test_a_mismatch_names_the_first_leaf_and_changes_nothing(

@@ -25,6 +25,7 @@ ENGINE = {
     "max_compiled_variants": (int, "Most compiled steps that are kept."),
     "use_aot_forward": (bool, "Compile every step before serving, not at its first use."),
     "compile_guard": (str, "off, count or raise: what a compilation after warm-up leads to."),
+    "debug": (bool, "Check the arguments of each step."),
     "overlap": (bool, "Give the device its next step before reading the tokens of the last."),
     "engine_seed": (int, "Seed of the draws of requests without a seed of their own."),
 }

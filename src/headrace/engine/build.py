@@ -74,6 +74,7 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         max_compiled_variants=config.max_compiled_variants,
         use_aot_forward=config.use_aot_forward,
         compile_guard=config.compile_guard,
+        debug=config.debug,
     )
     weights = load_weights(checkpoint, config.jax_dtype, progress=progress)
     manager = ExecutionManager(checkpoint.spec, weights, options)

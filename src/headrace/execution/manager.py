@@ -24,6 +24,7 @@ from headrace.execution.buckets import (
     token_buckets,
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
+from headrace.execution.retrace import differences
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.execution.state import DeviceState, new_state
@@ -55,6 +56,8 @@ class ExecutionOptions:
         use_aot_forward: compile every step in `compile`; else each at its first use, with a warning.
         compile_guard: what happens when a step that is compiled ahead of time compiles something all the same: "off",
             "count" (see `compilations_while_serving`) or "raise".
+        debug: before each step compare its arguments with what it was compiled for, and name those that differ. It
+            costs some milliseconds.
     """
 
     dtype: jnp.dtype
@@ -68,6 +71,7 @@ class ExecutionOptions:
     max_compiled_variants: int = 64
     use_aot_forward: bool = True
     compile_guard: CompileGuard = "count"
+    debug: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class ExecutionManager:
         self._batches: dict[Bucket, HostBatch] = {}
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
+        self._forms = jax.tree.map(_shape_of, (self._weights, self._state))
         self.compilations_while_serving = 0
 
     def compile(
@@ -154,11 +159,20 @@ class ExecutionManager:
                 compilation, and the state is that after the step.
         """
         prepared = batch if isinstance(batch, PreparedBatch) else self._prepare(batch)
+        if self.options.debug:
+            self._check_arguments(prepared)
         before = compilations_in_thread()
         self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
         if self.options.compile_guard != "off":
             self._check_compilations(compilations_in_thread() - before, prepared.bucket)
         return result  # type: ignore[no-any-return]
+
+    def _check_arguments(self, prepared: PreparedBatch) -> None:
+        expected = dict(zip(("weights", "state", "packed"), self._argument_forms(prepared.bucket), strict=True))
+        given = {"weights": self._weights, "state": self._state, "packed": prepared.packed}
+        found = [line.replace("['", "", 1).replace("']", "", 1) for line in differences(expected, given)]
+        if found:
+            raise StepError(f"arguments that no step was compiled for: {'; '.join(found)}")
 
     def _check_compilations(self, found: int, bucket: Bucket) -> None:
         self.compilations_while_serving += found
@@ -261,9 +275,11 @@ class ExecutionManager:
     def _lower(self, bucket: Bucket) -> Any:
         layout = self._layout(bucket)
         function = partial(fused_step, self.spec, self._kernel, layout, self.options.vocab_limit)
-        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
-        weights, state = jax.tree.map(_shape_of, (self._weights, self._state))
-        return jax.jit(function, donate_argnums=1).lower(weights, state, packed)
+        return jax.jit(function, donate_argnums=1).lower(*self._argument_forms(bucket))
+
+    def _argument_forms(self, bucket: Bucket) -> tuple[Any, Any, Any]:
+        """Weights, state and packed batch as shapes: what a step is compiled for."""
+        return (*self._forms, jax.ShapeDtypeStruct((self._layout(bucket).size,), jnp.int32))
 
     def _run_empty(self, bucket: Bucket, executable: Executable) -> None:
         """Runs a fresh step once without rows: what XLA prepares at a first call must not delay a request."""

@@ -1,0 +1,49 @@
+"""Why arguments do not fit a compiled step: the leaves whose form differs from what it was compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def differences(expected: Any, given: Any) -> Iterator[str]:
+    """The leaves, by their path, in which pytree `given` differs from pytree `expected`, in the order of the latter.
+
+    Args:
+        expected: pytree of arrays or of `jax.ShapeDtypeStruct`.
+        given: pytree of JAX or NumPy arrays.
+
+    Yields:
+        One line for each leaf that is missing, unknown, no array, or of another shape, dtype, weak type or sharding.
+        The sharding counts where both leaves have one.
+    """
+    wanted, got = _leaves(expected), _leaves(given)
+    for path, want in wanted.items():
+        if path not in got:
+            yield f"{path} is missing"
+            continue
+        have = got[path]
+        if _form(have) != _form(want):
+            yield f"{path} is {_form(have)}, compiled for {_form(want)}"
+            continue
+        shardings = getattr(have, "sharding", None), getattr(want, "sharding", None)
+        if None not in shardings and shardings[0] != shardings[1]:
+            yield f"{path} is sharded as {shardings[0]}, compiled for {shardings[1]}"
+    for path in got:
+        if path not in wanted:
+            yield f"{path} is not in the model"
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _form(leaf: Any) -> str:
+    """Shape and dtype of an array, or what else the leaf is."""
+    if isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
+        weak = "weak " if getattr(leaf, "weak_type", False) else ""
+        return f"{weak}{leaf.dtype}{list(leaf.shape)}"
+    return f"a {type(leaf).__name__}, not an array"
