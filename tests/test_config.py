@@ -178,3 +178,9 @@ def test_a_cache_larger_than_the_machine_is_refused(spec: DecoderSpec) -> None:
     memory = psutil.virtual_memory().total
     with pytest.raises(ConfigError, match=rf"^kv_cache_bytes: \d+ bytes are more than the {memory} of this machine"):
         config(kv_cache_bytes=2 * memory).resolve(spec)
+
+
+@pytest.mark.parametrize("name", ["use_aot_forward", "debug", "overlap"])
+def test_switches_are_true_or_false(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: must be true or false, not 'no'"):
+        EngineConfig(model="m", **{name: "no"})

@@ -16,9 +16,8 @@ import pytest
 import golden
 from headrace import LLM, ConfigError, HeadraceError, ModelError, RequestError, SamplingParams
 from headrace.engine.engine import Engine
-from headrace.execution.manager import ExecutionManager
 from headrace.outputs import RequestOutput
-from tiny import write_model
+from tiny import FailsOnce, write_model
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
@@ -220,30 +219,13 @@ def test_wrong_parameters_are_refused_and_nothing_runs(llm: LLM, params: Any, me
     assert idle(llm)
 
 
-class Interrupted:
-    """A manager whose n-th step is interrupted, after the real one has consumed the device state."""
-
-    def __init__(self, manager: ExecutionManager, step: int) -> None:
-        self._manager, self._left = manager, step
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-    def execute(self, step: Any) -> Any:
-        result = self._manager.execute(step)
-        self._left -= 1
-        if self._left == 0:
-            raise KeyboardInterrupt
-        return result
-
-
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_an_interrupt_in_the_middle_leaves_the_engine_usable(tiny_folder: Path, step: int) -> None:
     llm = LLM(str(tiny_folder), **PLAIN)
     prompts = ["Hello", "Bye"]
     expected = [o.token_ids for o in llm.generate(prompts, GREEDY)]
     engine = llm.engine
-    llm.engine = Engine(engine.config, engine.tokenizer, Interrupted(engine.manager, step))  # type: ignore[arg-type]
+    llm.engine = Engine(engine.config, engine.tokenizer, FailsOnce(engine.manager, step, KeyboardInterrupt()))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         llm.generate(prompts, GREEDY)
     assert idle(llm)

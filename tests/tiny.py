@@ -120,3 +120,20 @@ def tokens(outputs: Iterable[TokenOutput]) -> list[int]:
 def text(outputs: Iterable[TokenOutput]) -> str:
     """The text of one request's outputs."""
     return "".join(o.text for o in outputs)
+
+
+class FailsOnce:
+    """A manager whose n-th step raises, after the real one has consumed the device state."""
+
+    def __init__(self, manager: ExecutionManager, step: int, error: BaseException) -> None:
+        self._manager, self._left, self._error = manager, step, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def execute(self, step: Any) -> Any:
+        result = self._manager.execute(step)
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return result

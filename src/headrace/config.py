@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import psutil
 
 from headrace.errors import ConfigError
+from headrace.execution.manager import CompileGuard
 from headrace.models.spec import DecoderSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
 PAGE_SIZES = (8, 16, 32, 64)
-COMPILE_GUARDS = ("off", "count", "raise")
+COMPILE_GUARDS = get_args(CompileGuard)
 MAX_NUM_SEQS = 65536
 
 _GIB = 1 << 30
@@ -62,7 +63,7 @@ class EngineConfig:
     max_compiled_variants: int = 64
     seed: int | None = None
     use_aot_forward: bool = True
-    compile_guard: Literal["off", "count", "raise"] = "count"
+    compile_guard: CompileGuard = "count"
     debug: bool = False
     overlap: bool = True
 
@@ -75,6 +76,9 @@ class EngineConfig:
             raise ConfigError(f"page_size: {self.page_size!r} is not one of {', '.join(map(str, PAGE_SIZES))}")
         if self.compile_guard not in COMPILE_GUARDS:
             raise ConfigError(f"compile_guard: {self.compile_guard!r} is not one of {', '.join(COMPILE_GUARDS)}")
+        for name in ("use_aot_forward", "debug", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: must be true or false, not {getattr(self, name)!r}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_bytes"):

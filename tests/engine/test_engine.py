@@ -13,12 +13,11 @@ import golden
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import RequestError
-from headrace.execution.manager import ExecutionManager
 from headrace.layers.linear import DenseWeight
 from headrace.sampling.params import SamplingParams
 from headrace.text.folder_tokenizer import read_folder_tokenizer
 from headrace.text.tokenizer import Tokenizer
-from tiny import SMALL, check_pages, run, text, tiny_engine, tiny_manager, tiny_weights, tokens
+from tiny import SMALL, FailsOnce, check_pages, run, text, tiny_engine, tiny_manager, tiny_weights, tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -148,28 +147,11 @@ def test_abort_frees_at_once_whatever_the_state(engine: Engine, steps: int) -> N
     assert engine.step() == []
 
 
-class FailsOnce:
-    """A manager whose n-th step raises, after the real one has consumed the device state."""
-
-    def __init__(self, manager: ExecutionManager, step: int) -> None:
-        self._manager, self._left = manager, step
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-    def execute(self, step: Any) -> Any:
-        result = self._manager.execute(step)
-        self._left -= 1
-        if self._left == 0:
-            raise RuntimeError("the device is gone")
-        return result
-
-
 @pytest.mark.parametrize("failing", [1, 2, 3, 8])
 def test_a_failed_step_loses_nothing(tiny_folder: Path, engine: Engine, failing: int) -> None:
     cases = [([5 + i] * (10 + i), replace(GREEDY, temperature=1.0, seed=i, ignore_eos=True)) for i in range(5)]
     expected = [tokens(o) for o in run(engine, cases)]
-    manager = FailsOnce(tiny_manager("llama3", **SMALL), failing)
+    manager = FailsOnce(tiny_manager("llama3", **SMALL), failing, RuntimeError("the device is gone"))
     engine = Engine(EngineConfig(model="x"), Tokenizer.from_folder(tiny_folder), manager)  # type: ignore[arg-type]
     got: dict[str, list[int]] = {str(i): [] for i in range(5)}
     for i, case in enumerate(cases):

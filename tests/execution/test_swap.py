@@ -113,6 +113,17 @@ def test_parts_may_be_swapped_alone_and_come_from_numpy(manager: ExecutionManage
     manager.update_graphs(A)
 
 
+def test_the_callers_arrays_stay_the_callers(manager: ExecutionManager) -> None:
+    mine = jax.tree.map(np.array, A)
+    manager.update_graphs(mine)
+    mine.embedding.array[:] = 0
+    np.testing.assert_array_equal(manager._weights.embedding.array, A.embedding.array)
+    given = jax.tree.map(jnp.copy, A)
+    manager.update_graphs(given)
+    given.embedding.array.delete()  # as a training step does that is given its weights to reuse
+    np.testing.assert_array_equal(manager._weights.embedding.array, A.embedding.array)
+
+
 def with_layer(index: int, **changes: Any) -> DecoderWeights:
     layers = list(A.layers)
     layers[index] = replace(layers[index], **changes)

@@ -139,7 +139,7 @@ def test_a_window_bounds_the_work() -> None:
 
 @pytest.mark.parametrize(("dtype", "storage"), [(jnp.float32, jnp.float32), (jnp.bfloat16, jnp.uint16)])
 def test_the_pool_has_the_shape_that_the_seam_promises(dtype: jnp.dtype, storage: jnp.dtype) -> None:
-    pages = attention_for("cpu", dtype).make_pages(3, 16, 2, 8)
+    pages = attention_for(dtype).make_pages(3, 16, 2, 8)
     assert pages.shape == (3, 16, 4, 8)
     assert pages.dtype == storage
     assert not pages.any()

@@ -28,7 +28,6 @@ class Request:
         num_sent_pages: how many of them the device's page table knows.
         num_computed: tokens whose keys and values are in those pages once the launched steps have run.
         num_in_flight: tokens that launched steps sample but the host has not read.
-        text: generated text that is final.
         finish_reason: None while unfinished.
         error: what went wrong, when the reason is "error".
     """
@@ -47,7 +46,6 @@ class Request:
     num_sent_pages: int = 0
     num_computed: int = 0
     num_in_flight: int = 0
-    text: str = ""
     finish_reason: FinishReason | None = None
     error: str | None = None
 
@@ -65,16 +63,11 @@ class Request:
     def num_pending(self) -> int:
         """Tokens to compute: the rest of the prompt, or the one sampled last, or all after a preemption.
 
-        None when the token in flight is the last that there is room for: that is known without reading it.
+        0 when the token in flight is the last that there is room for: that is known without reading it.
         """
         if self.num_in_flight and self.num_sampled >= self.max_total:
             return 0
         return self.num_sampled - self.num_computed
-
-    @property
-    def output_ids(self) -> list[int]:
-        """Generated tokens."""
-        return self.token_ids[self.num_prompt :]
 
     def append(self, token: int) -> str:
         """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
@@ -92,7 +85,6 @@ class Request:
             elif self.num_tokens >= self.max_total:
                 self.finish_reason = "length"
                 delta += self._flush()
-        self.text += delta
         return delta
 
     def _flush(self) -> str:

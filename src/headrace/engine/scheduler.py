@@ -17,7 +17,7 @@ from headrace.execution.sequences import SequenceTable
 class Schedule:
     """The requests of one step, row by row, and the step itself.
 
-    `launch` and `commit` of a step may lie a step apart: what the device samples is known to the host one step late.
+    A step may be launched before the tokens of the last are read: the host knows what the device samples one step late.
     """
 
     requests: list[Request]
@@ -62,15 +62,16 @@ class Scheduler:
     def schedule(self) -> Schedule | None:
         """The next step, or None when there is nothing to do. Requests advance when the step is launched."""
         chosen: dict[Request, int] = {}
-        preemptions = self.num_preemptions
+        budget, preemptions = self._max_tokens, self.num_preemptions
         for request in sorted(self.running, key=lambda r: r.num_pending > 1):
             if request.slot is None:
                 continue  # preempted for the sake of one before it
-            count = min(request.num_pending, self._max_tokens - sum(chosen.values()))
+            count = min(request.num_pending, budget)
             if count > 0 and self._grow(request, request.num_computed + count, chosen):
                 chosen[request] = count
+                budget -= count
         if self.num_preemptions == preemptions:
-            self._admit(chosen)
+            self._admit(chosen, budget)
         return self._as_step(chosen) if chosen else None
 
     def launched(self, schedule: Schedule) -> None:
@@ -104,8 +105,7 @@ class Scheduler:
             request.pages += self._pool.allocate(missing)
         return True
 
-    def _admit(self, chosen: dict[Request, int]) -> None:
-        budget = self._max_tokens - sum(chosen.values())
+    def _admit(self, chosen: dict[Request, int], budget: int) -> None:
         while self.waiting and self._free_slots and budget > 0:
             request = self.waiting[0]
             if request.num_in_flight:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StepError
 from headrace.execution.buckets import Bucket, select_bucket
 
 Executable = Callable[..., Any]
@@ -48,18 +48,19 @@ class CompiledSteps:
         """The smallest compiled step that holds the batch; StepError that names the choices when none does."""
         try:
             bucket = select_bucket(self._steps, num_tokens, num_reqs)
-        except Exception:
+        except StepError:
             self.stats.misses += 1
             raise
-        self.stats.hits += 1
-        self._steps.move_to_end(bucket)
-        return bucket, self._steps[bucket]
+        return bucket, self._use(bucket)
 
     def find(self, bucket: Bucket) -> Executable | None:
         """The compiled step of just this bucket, if there is one."""
         if bucket not in self._steps:
             self.stats.misses += 1
             return None
+        return self._use(bucket)
+
+    def _use(self, bucket: Bucket) -> Executable:
         self.stats.hits += 1
         self._steps.move_to_end(bucket)
         return self._steps[bucket]

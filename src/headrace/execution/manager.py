@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,14 @@ class PreparedBatch:
     packed: jax.Array
 
 
+class _Arguments(NamedTuple):
+    """What a compiled step is called with: arrays, or their shapes."""
+
+    weights: Any
+    state: Any
+    packed: Any
+
+
 class ExecutionManager:
     """Prepares a ragged batch on the host and runs one compiled step on the device.
 
@@ -98,7 +106,7 @@ class ExecutionManager:
         self.spec, self.options = spec, options
         self.sequences = SequenceTable(options.max_num_seqs, options.max_model_len)
         self._weights = weights
-        self._kernel = attention_for(jax.default_backend(), options.dtype)
+        self._kernel = attention_for(options.dtype)
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch] = {}
         self._state: DeviceState = self._new_state()
@@ -168,9 +176,8 @@ class ExecutionManager:
         return result  # type: ignore[no-any-return]
 
     def _check_arguments(self, prepared: PreparedBatch) -> None:
-        expected = dict(zip(("weights", "state", "packed"), self._argument_forms(prepared.bucket), strict=True))
-        given = {"weights": self._weights, "state": self._state, "packed": prepared.packed}
-        found = [line.replace("['", "", 1).replace("']", "", 1) for line in differences(expected, given)]
+        given = _Arguments(self._weights, self._state, prepared.packed)
+        found = list(differences(self._argument_forms(prepared.bucket), given))
         if found:
             raise StepError(f"arguments that no step was compiled for: {'; '.join(found)}")
 
@@ -277,9 +284,10 @@ class ExecutionManager:
         function = partial(fused_step, self.spec, self._kernel, layout, self.options.vocab_limit)
         return jax.jit(function, donate_argnums=1).lower(*self._argument_forms(bucket))
 
-    def _argument_forms(self, bucket: Bucket) -> tuple[Any, Any, Any]:
-        """Weights, state and packed batch as shapes: what a step is compiled for."""
-        return (*self._forms, jax.ShapeDtypeStruct((self._layout(bucket).size,), jnp.int32))
+    def _argument_forms(self, bucket: Bucket) -> _Arguments:
+        """Shapes instead of arrays: what a step is compiled for."""
+        weights, state = self._forms
+        return _Arguments(weights, state, jax.ShapeDtypeStruct((self._layout(bucket).size,), jnp.int32))
 
     def _run_empty(self, bucket: Bucket, executable: Executable) -> None:
         """Runs a fresh step once without rows: what XLA prepares at a first call must not delay a request."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from headrace.errors import StepError
 from headrace.execution.retrace import differences
 
 
 def place_like(old: Any, new: Any) -> Any:
-    """The pytree `new`, each array where its counterpart in `old` lies.
+    """A copy of the pytree `new`, each array where its counterpart in `old` lies.
 
     Args:
         old: pytree of JAX arrays.
@@ -24,4 +25,12 @@ def place_like(old: Any, new: Any) -> Any:
     difference = next(differences(forms, new), None)
     if difference is not None:
         raise StepError(difference)
-    return jax.tree.map(lambda here, there: jax.device_put(there, here.sharding), old, new)
+    return jax.tree.map(_copy_like, old, new)
+
+
+def _copy_like(here: jax.Array, there: jax.Array | np.ndarray) -> jax.Array:
+    """A copy, because the caller may go on to change its array or to donate it. Of NumPy memory JAX makes none on the
+    CPU, whatever `may_alias` says."""
+    source = there.copy() if isinstance(there, np.ndarray) else there
+    placed: jax.Array = jax.device_put(source, here.sharding, may_alias=False)
+    return placed

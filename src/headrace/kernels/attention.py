@@ -75,9 +75,8 @@ class AttentionKernel(Protocol):
         ...
 
 
-def attention_for(platform: str, dtype: jnp.dtype) -> AttentionKernel:
-    """The kernel for a JAX platform name and an element type of keys and values."""
+def attention_for(dtype: jnp.dtype) -> AttentionKernel:
+    """The kernel for an element type of keys and values. There is one so far, which runs on every platform."""
     from headrace.kernels.jax_attention import JaxAttention
 
-    del platform  # one implementation so far; it runs on every platform
     return JaxAttention(jnp.dtype(dtype))
