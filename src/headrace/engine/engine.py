@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from headrace.config import EngineConfig
@@ -12,6 +13,7 @@ from headrace.engine.request import FinishReason, Request
 from headrace.engine.scheduler import Schedule, Scheduler
 from headrace.errors import RequestError
 from headrace.execution.manager import ExecutionManager
+from headrace.execution.metrics import EngineMetrics, StepCounters, StepMeter, StepMetrics
 from headrace.execution.step import StepResult
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
@@ -45,6 +47,7 @@ class _Launched:
 
     schedule: Schedule
     result: StepResult
+    meter: StepMeter
 
 
 class Engine:
@@ -54,6 +57,7 @@ class Engine:
         config: all options, filled in.
         tokenizer: of the model.
         manager: the execution layer, compiled.
+        last_step: the metrics of the step that was committed last.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
@@ -64,6 +68,22 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._seeds = random.Random(config.seed)
         self._in_flight: _Launched | None = None
+        self.last_step: StepMetrics | None = None
+        self._counters = StepCounters()
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """The figures of now, as a copy."""
+        return EngineMetrics(
+            last_step=self.last_step,
+            counters=deepcopy(self._counters),
+            compilations=self.manager.compilations_while_serving,
+            preemptions=self.scheduler.num_preemptions,
+            waiting=len(self.scheduler.waiting),
+            running=len(self.scheduler.running),
+            free_pages=self.pool.num_free,
+            pages=self.pool.num_pages,
+        )
 
     @property
     def has_unfinished(self) -> bool:
@@ -125,25 +145,33 @@ class Engine:
 
     def _launch(self) -> _Launched | None:
         """Gives the device its next step, if there is one."""
+        meter = StepMeter(self.manager.transfers)
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None
+        meter.mark()
         self.manager.start_async_prep(schedule.step)
         prepared = self.manager.get_async_prep_result()
         assert prepared is not None
+        meter.mark()
         result = self.manager.execute(prepared)
         self.scheduler.launched(schedule)
-        return _Launched(schedule, result)
+        meter.launched(prepared.bucket)
+        return _Launched(schedule, result, meter)
 
     def _commit(self, launched: _Launched) -> list[TokenOutput]:
         """Waits for a step's tokens and hands them to its requests."""
         step, outputs = launched.schedule.step, []
+        launched.meter.reading()
         tokens = self.manager.read_tokens(launched.result, step).tolist()
+        launched.meter.mark()
         for request, samples, token in zip(launched.schedule.requests, step.samples.tolist(), tokens, strict=True):
             # A request that ended, or was aborted, in the meantime gets nothing more.
             if samples and request.finish_reason is None:
                 request.num_in_flight -= 1
                 outputs.append(self._take_token(request, token))
+        self.last_step = launched.meter.finish(step)
+        self._counters.add(self.last_step)
         return outputs
 
     def _take_token(self, request: Request, token: int) -> TokenOutput:

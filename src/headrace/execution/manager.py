@@ -24,6 +24,7 @@ from headrace.execution.buckets import (
     token_buckets,
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
+from headrace.execution.metrics import TransferCounts
 from headrace.execution.retrace import differences
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
@@ -100,6 +101,7 @@ class ExecutionManager:
     Attributes:
         sequences: the host's copy of the sequences that hold a slot; the caller keeps it up to date.
         compilations_while_serving: programs that steps compiled after warm-up; 0 when all is well.
+        transfers: what steps moved between host and device.
     """
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions) -> None:
@@ -113,6 +115,7 @@ class ExecutionManager:
         self._prepared: PreparedBatch | None = None
         self._forms = jax.tree.map(_shape_of, (self._weights, self._state))
         self.compilations_while_serving = 0
+        self.transfers = TransferCounts()
 
     def compile(
         self,
@@ -190,6 +193,7 @@ class ExecutionManager:
         bucket, executable = self._step_for(step.total_tokens, len(step.slots))
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
+        self.transfers.sent(batch.packed)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
         return PreparedBatch(bucket, executable, jax.device_put(batch.packed.copy()))
 
@@ -206,7 +210,9 @@ class ExecutionManager:
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
-        return np.asarray(result.tokens)[: len(step.slots)]
+        tokens = jax.device_get(result.tokens)  # explicit, so that a transfer guard can refuse all others
+        self.transfers.fetched(tokens)
+        return tokens[: len(step.slots)]  # type: ignore[no-any-return]
 
     def update_graphs(
         self,

@@ -1,0 +1,206 @@
+"""What each step took and moved, and the sums over all steps. Read off the host's clock: nothing waits for the device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.execution.buckets import Bucket
+from headrace.execution.schedule import ScheduledStep
+
+PHASES = ("schedule", "prepare", "dispatch", "wait", "commit")
+
+
+class StepTimes(NamedTuple):
+    """Moments of a step in order, in seconds of `time.perf_counter`.
+
+    Between `dispatched` and `reading` the host may have launched another step.
+    """
+
+    start: float
+    scheduled: float
+    prepared: float
+    dispatched: float
+    reading: float
+    read: float
+    committed: float
+
+    @property
+    def phases(self) -> dict[str, tuple[float, float]]:
+        """Begin and end of each of `PHASES`."""
+        return {
+            "schedule": (self.start, self.scheduled),
+            "prepare": (self.scheduled, self.prepared),
+            "dispatch": (self.prepared, self.dispatched),
+            "wait": (self.reading, self.read),
+            "commit": (self.read, self.committed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One step, from scheduling to committed tokens.
+
+    Attributes:
+        bucket: (tokens, requests) of the compiled step that ran.
+        rows: requests that took part.
+        tokens: tokens computed.
+        sampled: rows that sampled a token.
+        times: when what happened.
+        h2d_transfers, h2d_bytes: from the host to the device.
+        d2h_transfers, d2h_bytes: from the device to the host.
+    """
+
+    bucket: Bucket
+    rows: int
+    tokens: int
+    sampled: int
+    times: StepTimes
+    h2d_transfers: int
+    h2d_bytes: int
+    d2h_transfers: int
+    d2h_bytes: int
+
+    @property
+    def padding(self) -> int:
+        """Tokens that the step computed for nobody."""
+        return self.bucket[0] - self.tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each row computed a single token."""
+        return self.rows == self.tokens
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each of `PHASES`.
+
+        schedule: choose the rows. prepare: fill the packed array and begin its transfer. dispatch: call the compiled
+        step. wait: until the tokens are on the host. commit: from there until the outputs are ready.
+        """
+        return {name: end - begin for name, (begin, end) in self.times.phases.items()}
+
+
+@dataclass
+class TransferCounts:
+    """Transfers between host and device, counted where they are made; bytes are those of the arrays."""
+
+    h2d_transfers: int = 0
+    h2d_bytes: int = 0
+    d2h_transfers: int = 0
+    d2h_bytes: int = 0
+
+    def sent(self, array: np.ndarray) -> None:
+        """Counts an array that goes to the device."""
+        self.h2d_transfers += 1
+        self.h2d_bytes += array.nbytes
+
+    def fetched(self, array: np.ndarray) -> None:
+        """Counts an array that came from the device."""
+        self.d2h_transfers += 1
+        self.d2h_bytes += array.nbytes
+
+
+@dataclass
+class StepCounters(TransferCounts):
+    """Sums over the steps that were committed.
+
+    Attributes:
+        steps: how many.
+        tokens_computed: prompt tokens and decoded ones, also those computed anew.
+        tokens_sampled: rows that sampled.
+        padded_tokens: tokens that were computed for nobody.
+        seconds: of each of `PHASES`.
+        steps_by_bucket: steps per (tokens, requests).
+    """
+
+    steps: int = 0
+    tokens_computed: int = 0
+    tokens_sampled: int = 0
+    padded_tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    steps_by_bucket: Counter[Bucket] = field(default_factory=Counter)
+
+    def add(self, step: StepMetrics) -> None:
+        """Counts a step."""
+        self.steps += 1
+        self.tokens_computed += step.tokens
+        self.tokens_sampled += step.sampled
+        self.padded_tokens += step.padding
+        self.h2d_transfers += step.h2d_transfers
+        self.h2d_bytes += step.h2d_bytes
+        self.d2h_transfers += step.d2h_transfers
+        self.d2h_bytes += step.d2h_bytes
+        self.steps_by_bucket[step.bucket] += 1
+        for name, (begin, end) in step.times.phases.items():
+            self.seconds[name] += end - begin
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """An engine's figures at one moment.
+
+    Attributes:
+        last_step: the step committed last; None before the first.
+        counters: sums over all steps since the engine was made.
+        compilations: programs that steps compiled while serving; 0 when all is well.
+        preemptions: how often a running request was sent back to wait.
+        waiting, running: requests.
+        free_pages, pages: of the KV cache.
+    """
+
+    last_step: StepMetrics | None
+    counters: StepCounters
+    compilations: int
+    preemptions: int
+    waiting: int
+    running: int
+    free_pages: int
+    pages: int
+
+
+class StepMeter:
+    """Measures one step under way: `mark` after schedule and prepare, `launched` after dispatch, `reading` before the
+    tokens are read, `mark` after that, `finish` at the end."""
+
+    __slots__ = ("_bucket", "_d2h", "_h2d", "_marks", "_transfers")
+
+    def __init__(self, transfers: TransferCounts) -> None:
+        self._transfers = transfers
+        self._h2d = transfers.h2d_transfers, transfers.h2d_bytes
+        self._marks = [perf_counter()]
+
+    def mark(self) -> None:
+        """A phase has ended."""
+        self._marks.append(perf_counter())
+
+    def launched(self, bucket: Bucket) -> None:
+        """The step has been dispatched."""
+        self.mark()
+        self._bucket, t, (count, size) = bucket, self._transfers, self._h2d
+        self._h2d = t.h2d_transfers - count, t.h2d_bytes - size
+
+    def reading(self) -> None:
+        """The host begins to wait for the tokens."""
+        self.mark()
+        self._d2h = self._transfers.d2h_transfers, self._transfers.d2h_bytes
+
+    def finish(self, step: ScheduledStep) -> StepMetrics:
+        """The outputs are ready."""
+        self.mark()
+        t, (count, size) = self._transfers, self._d2h
+        return StepMetrics(
+            bucket=self._bucket,
+            rows=len(step.slots),
+            tokens=step.total_tokens,
+            sampled=int(np.count_nonzero(step.samples)),
+            times=StepTimes(*self._marks),
+            h2d_transfers=self._h2d[0],
+            h2d_bytes=self._h2d[1],
+            d2h_transfers=t.d2h_transfers - count,
+            d2h_bytes=t.d2h_bytes - size,
+        )
