@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from headrace.benchmark.workload import Load, greedy, random_prompts
 from headrace.errors import ConfigError
 from headrace.execution.compiled import compilations
 from headrace.llm import LLM
-from headrace.sampling.params import SamplingParams
 
 
-def measure(
-    load: Callable[[dict[str, Any]], LLM], batch_sizes: Sequence[int], prompt_tokens: int, output_tokens: int
-) -> dict[str, Any]:
+def measure(load: Load, batch_sizes: Sequence[int], prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     """Runs random prompts greedily, ends ignored, after one unmeasured run of each size.
 
     Decode speed is the difference between a run of `output_tokens` + 1 tokens and one of a single token, so that
@@ -50,9 +47,7 @@ def measure(
 
 
 def _measure_one(llm: LLM, batch_size: int, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-    rng = random.Random(batch_size)
-    vocab_size = llm.engine.manager.options.vocab_limit
-    prompts = [[rng.randrange(vocab_size) for _ in range(prompt_tokens)] for _ in range(batch_size)]
+    prompts = random_prompts(llm, batch_size, prompt_tokens)
     _run(llm, prompts, min(output_tokens, 4))
     one = _run(llm, prompts, 1)
     decode = _run(llm, prompts, output_tokens + 1) - one
@@ -68,9 +63,8 @@ def _measure_one(llm: LLM, batch_size: int, prompt_tokens: int, output_tokens: i
 
 def _run(llm: LLM, prompts: list[list[int]], max_tokens: int) -> float:
     """Seconds for all prompts to get so many tokens."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     start = time.perf_counter()
-    llm.generate(prompts, params)
+    llm.generate(prompts, greedy(max_tokens))
     return time.perf_counter() - start
 
 

@@ -161,6 +161,49 @@ def throughput(
         _write(json_file, json.dumps(report, indent=2) + "\n")
 
 
+@bench_app.command()
+@with_options(ENGINE, "engine")
+def steps(
+    model: Model,
+    *,
+    requests: Annotated[int, typer.Option(min=1, help="Parallel requests.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
+    output_tokens: Annotated[int, typer.Option(min=3, help="Tokens generated for each prompt.")] = 64,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    engine: dict[str, Any],
+) -> None:
+    """What a step takes on the host and on the device, and what it moves between them."""
+    from headrace.benchmark.steps import format_report, measure
+
+    if json_file is not None:
+        _write(json_file, "")
+    report = measure(lambda options: _load(model, {**options, **engine}), requests, prompt_tokens, output_tokens)
+    print(format_report(report))
+    if json_file is not None:
+        _write(json_file, json.dumps(report, indent=2) + "\n")
+
+
+@bench_app.command()
+@with_options(ENGINE, "engine")
+def trace(
+    model: Model,
+    *,
+    output: Annotated[Path, typer.Option(help="Write the trace to this file; ui.perfetto.dev shows it.")],
+    requests: Annotated[int, typer.Option(min=1, help="Parallel requests.")] = 8,
+    steps: Annotated[int, typer.Option(min=2, help="Decode steps to record.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
+    engine: dict[str, Any],
+) -> None:
+    """Trace of host and device with overlap on and off, or as --overlap says."""
+    from headrace.benchmark.trace import format_report, record
+
+    _write(output, "")
+    overlaps = [engine["overlap"]] if "overlap" in engine else [True, False]
+    recorded = record(lambda options: _load(model, {**options, **engine}), requests, steps, prompt_tokens, overlaps)
+    _write(output, json.dumps(recorded) + "\n")
+    print(format_report(recorded))
+
+
 def _for_one(engine: dict[str, Any]) -> dict[str, Any]:
     """Options for one request at a time, where a quick start is worth more than prefill without padding: fewer steps
     are compiled."""

@@ -1,4 +1,4 @@
-"""What each step took and moved, and the sums over all steps. Read off the host's clock: nothing waits for the device."""
+"""What each step took and moved, and the sums over all steps. From the host's clock; nothing waits for the device."""
 
 from __future__ import annotations
 
