@@ -71,8 +71,8 @@ def decode_steps(steps: Sequence[StepMetrics], requests: int) -> list[int]:
     found = [i for i, step in enumerate(steps) if step.is_decode and step.rows == requests]
     if not following(found):
         raise ConfigError(
-            f"requests: {requests} requests never decoded together for two steps; raise the number of output tokens "
-            "or kv_cache_bytes"
+            f"requests: {requests} never decoded together for two steps; give fewer, or more output tokens or "
+            "kv_cache_bytes"
         )
     return found
 

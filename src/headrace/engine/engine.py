@@ -145,7 +145,7 @@ class Engine:
 
     def _launch(self) -> _Launched | None:
         """Gives the device its next step, if there is one."""
-        meter = StepMeter(self.manager.transfers)
+        meter = StepMeter(self.manager.transfers.counts)
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None

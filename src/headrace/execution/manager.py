@@ -24,13 +24,13 @@ from headrace.execution.buckets import (
     token_buckets,
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
-from headrace.execution.metrics import TransferCounts
 from headrace.execution.retrace import differences
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.execution.state import DeviceState, new_state
 from headrace.execution.step import StepResult, fused_step
 from headrace.execution.swap import place_like
+from headrace.execution.transfer import Transfers
 from headrace.kernels.attention import attention_for
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
@@ -101,7 +101,7 @@ class ExecutionManager:
     Attributes:
         sequences: the host's copy of the sequences that hold a slot; the caller keeps it up to date.
         compilations_while_serving: programs that steps compiled after warm-up; 0 when all is well.
-        transfers: what steps moved between host and device.
+        transfers: what steps move between host and device, and how much it was.
     """
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions) -> None:
@@ -115,7 +115,7 @@ class ExecutionManager:
         self._prepared: PreparedBatch | None = None
         self._forms = jax.tree.map(_shape_of, (self._weights, self._state))
         self.compilations_while_serving = 0
-        self.transfers = TransferCounts()
+        self.transfers = Transfers(self._state.last_tokens.device)
 
     def compile(
         self,
@@ -193,9 +193,8 @@ class ExecutionManager:
         bucket, executable = self._step_for(step.total_tokens, len(step.slots))
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
-        self.transfers.sent(batch.packed)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
-        return PreparedBatch(bucket, executable, jax.device_put(batch.packed.copy()))
+        return PreparedBatch(bucket, executable, self.transfers.to_device(batch.packed.copy()))
 
     def _step_for(self, num_tokens: int, num_reqs: int) -> tuple[Bucket, Executable]:
         if self.options.use_aot_forward:
@@ -210,9 +209,7 @@ class ExecutionManager:
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
-        tokens = jax.device_get(result.tokens)  # explicit, so that a transfer guard can refuse all others
-        self.transfers.fetched(tokens)
-        return tokens[: len(step.slots)]  # type: ignore[no-any-return]
+        return self.transfers.to_host(result.tokens)[: len(step.slots)]
 
     def update_graphs(
         self,

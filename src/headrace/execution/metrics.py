@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.execution.buckets import Bucket
 from headrace.execution.schedule import ScheduledStep
+from headrace.execution.transfer import TransferCounts
 
 PHASES = ("schedule", "prepare", "dispatch", "wait", "commit")
 
@@ -83,26 +84,6 @@ class StepMetrics:
         step. wait: until the tokens are on the host. commit: from there until the outputs are ready.
         """
         return {name: end - begin for name, (begin, end) in self.times.phases.items()}
-
-
-@dataclass
-class TransferCounts:
-    """Transfers between host and device, counted where they are made; bytes are those of the arrays."""
-
-    h2d_transfers: int = 0
-    h2d_bytes: int = 0
-    d2h_transfers: int = 0
-    d2h_bytes: int = 0
-
-    def sent(self, array: np.ndarray) -> None:
-        """Counts an array that goes to the device."""
-        self.h2d_transfers += 1
-        self.h2d_bytes += array.nbytes
-
-    def fetched(self, array: np.ndarray) -> None:
-        """Counts an array that came from the device."""
-        self.d2h_transfers += 1
-        self.d2h_bytes += array.nbytes
 
 
 @dataclass
