@@ -17,7 +17,9 @@ from headrace.execution.metrics import PHASES, StepMetrics
 _PROFILED_TOKENS = 24  # the profiler notes some thousand events for each step
 
 
-def measure(load: Load, requests: int, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+def measure(
+    load: Load, chosen: dict[str, Any], requests: int, prompt_tokens: int, output_tokens: int
+) -> dict[str, Any]:
     """Runs `requests` random prompts together: once to get warm, once for the host's times, once under the profiler.
 
     Medians are over the steps in which every request decoded a token; `buckets` has all steps. Times are in ms.
@@ -29,6 +31,7 @@ def measure(load: Load, requests: int, prompt_tokens: int, output_tokens: int) -
 
     Args:
         load: engine options -> the loaded model.
+        chosen: engine options of the user's own.
         requests: how many run at once.
 
     Returns:
@@ -41,14 +44,14 @@ def measure(load: Load, requests: int, prompt_tokens: int, output_tokens: int) -
         `h2d_bytes_per_step`, `d2h_bytes_per_step`, `compilations_after_warmup`, `preemptions`; and `buckets`, a list
         of `tokens`, `requests`, `steps`, `padding_share`, the medians, and `h2d_bytes_per_step`.
     """
-    llm = load_for(load, requests, prompt_tokens + output_tokens)
+    llm = load_for(load, chosen, requests, prompt_tokens + output_tokens)
     engine, before = llm.engine, compilations()
     prompts = random_prompts(llm, requests, prompt_tokens)
     with jax.transfer_guard("disallow"):
         run_steps(engine, prompts, min(output_tokens, 4))
         steps = run_steps(engine, prompts, output_tokens)
         seen, profile = profiled(lambda: run_steps(engine, prompts, min(output_tokens, _PROFILED_TOKENS)))
-    chosen = [steps[i] for i in decode_steps(steps, requests)]
+    decoding = [steps[i] for i in decode_steps(steps, requests)]
     device = _device_runs(profile, seen)
     config = engine.config
     return {
@@ -59,13 +62,13 @@ def measure(load: Load, requests: int, prompt_tokens: int, output_tokens: int) -
         "max_model_len": config.max_model_len,
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
-        **_host_medians(chosen),
+        **_host_medians(decoding),
         "step_ms_median": _step_ms(steps, requests),
         **_device_figures(device, seen, requests),
         "h2d_transfers_per_step": profile.h2d_transfers / len(seen),
         "d2h_transfers_per_step": profile.d2h_transfers / len(seen),
-        "h2d_bytes_per_step": _mean(s.h2d_bytes for s in chosen),
-        "d2h_bytes_per_step": _mean(s.d2h_bytes for s in chosen),
+        "h2d_bytes_per_step": _mean(s.h2d_bytes for s in decoding),
+        "d2h_bytes_per_step": _mean(s.d2h_bytes for s in decoding),
         "compilations_after_warmup": compilations() - before,
         "preemptions": engine.metrics.preemptions,
         "buckets": _by_bucket(steps, seen, device),

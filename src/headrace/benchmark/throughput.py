@@ -8,20 +8,23 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.benchmark.workload import Load, greedy, random_prompts
+from headrace.benchmark.workload import Load, greedy, load_for, random_prompts
 from headrace.errors import ConfigError
 from headrace.execution.compiled import compilations
 from headrace.llm import LLM
 
 
-def measure(load: Load, batch_sizes: Sequence[int], prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+def measure(
+    load: Load, chosen: dict[str, Any], batch_sizes: Sequence[int], prompt_tokens: int, output_tokens: int
+) -> dict[str, Any]:
     """Runs random prompts greedily, ends ignored, after one unmeasured run of each size.
 
     Decode speed is the difference between a run of `output_tokens` + 1 tokens and one of a single token, so that
     neither prefill nor the first token counts in it.
 
     Args:
-        load: engine options -> the loaded model. The options ask for just the room that the runs need.
+        load: engine options -> the loaded model.
+        chosen: engine options of the user's own; others ask for just the room that the runs need.
         batch_sizes: numbers of parallel requests.
 
     Returns:
@@ -31,8 +34,7 @@ def measure(load: Load, batch_sizes: Sequence[int], prompt_tokens: int, output_t
     """
     if not batch_sizes or min(batch_sizes) < 1:
         raise ConfigError(f"batch_sizes: must be positive, not {list(batch_sizes)}")
-    length = prompt_tokens + output_tokens + 1
-    llm = load({"max_num_seqs": max(batch_sizes), "max_model_len": length})
+    llm = load_for(load, chosen, max(batch_sizes), prompt_tokens + output_tokens + 1)
     before = compilations()
     results = [_measure_one(llm, size, prompt_tokens, output_tokens) for size in batch_sizes]
     return {

@@ -36,11 +36,14 @@ class Recording:
         return [self.runs[i][1] - self.runs[i][0] for i in decode_steps(self.steps, requests)]
 
 
-def record(load: Load, requests: int, steps: int, prompt_tokens: int, overlaps: Sequence[bool]) -> dict[str, Any]:
+def record(
+    load: Load, chosen: dict[str, Any], requests: int, steps: int, prompt_tokens: int, overlaps: Sequence[bool]
+) -> dict[str, Any]:
     """Runs `requests` random prompts together for about so many decode steps, in each mode by turns.
 
     Args:
         load: engine options -> the loaded model.
+        chosen: engine options of the user's own.
         overlaps: with overlap on, off, or both; all in one process over the same compiled steps.
 
     Returns:
@@ -51,7 +54,7 @@ def record(load: Load, requests: int, steps: int, prompt_tokens: int, overlaps: 
     Raises:
         HeadraceError: the profiler shows no device steps on this platform.
     """
-    llm = load_for(load, requests, prompt_tokens + steps + 1)
+    llm = load_for(load, chosen, requests, prompt_tokens + steps + 1)
     prompts = random_prompts(llm, requests, prompt_tokens)
     engines = {overlap: _engine(llm, overlap) for overlap in overlaps}
     recordings: dict[bool, list[Recording]] = {overlap: [] for overlap in overlaps}

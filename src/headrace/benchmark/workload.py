@@ -13,23 +13,25 @@ from headrace.execution.metrics import StepMetrics
 from headrace.llm import LLM
 from headrace.sampling.params import SamplingParams
 
-# Engine options -> the loaded model; options of the user's own come before those given.
-Load = Callable[[dict[str, Any]], LLM]
+Load = Callable[[dict[str, Any]], LLM]  # engine options -> the loaded model
 
 
-def load_for(load: Load, requests: int, tokens: int) -> LLM:
+def load_for(load: Load, chosen: dict[str, Any], requests: int, tokens: int) -> LLM:
     """The model with just the room that `requests` at once of `tokens` each need.
 
+    Args:
+        chosen: engine options of the user's own.
+
     Raises:
-        ConfigError: the user's own options leave less.
+        ConfigError: they leave less room.
     """
-    llm = load({"max_num_seqs": requests, "max_model_len": tokens})
-    o = llm.engine.manager.options
-    if o.max_num_seqs < requests:
-        raise ConfigError(f"max_num_seqs: {o.max_num_seqs} is less than the {requests} requests to run at once")
-    if o.max_model_len < tokens:
-        raise ConfigError(f"max_model_len: {o.max_model_len} is less than the {tokens} tokens of prompt and output")
-    return llm
+    needed = {"max_num_seqs": requests, "max_model_len": tokens}
+    for name, least in needed.items():
+        if chosen.get(name, least) < least:
+            raise ConfigError(
+                f"{name}: {chosen[name]} is less than the {least} that {requests} requests of {tokens} need"
+            )
+    return load({**needed, **chosen})
 
 
 def random_prompts(llm: LLM, count: int, length: int) -> list[list[int]]:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,7 +152,8 @@ def throughput(
     if json_file is not None:
         _write(json_file, "")  # before the work, so that it is not done in vain
     report = measure(
-        lambda options: _load(model, {**options, **engine}),
+        partial(_load, model),
+        engine,
         sizes("--batch-sizes", batch_sizes),
         prompt_tokens,
         output_tokens,
@@ -177,7 +179,7 @@ def steps(
 
     if json_file is not None:
         _write(json_file, "")
-    report = measure(lambda options: _load(model, {**options, **engine}), requests, prompt_tokens, output_tokens)
+    report = measure(partial(_load, model), engine, requests, prompt_tokens, output_tokens)
     print(format_report(report))
     if json_file is not None:
         _write(json_file, json.dumps(report, indent=2) + "\n")
@@ -199,7 +201,7 @@ def trace(
 
     _write(output, "")
     overlaps = [engine["overlap"]] if "overlap" in engine else [True, False]
-    recorded = record(lambda options: _load(model, {**options, **engine}), requests, steps, prompt_tokens, overlaps)
+    recorded = record(partial(_load, model), engine, requests, steps, prompt_tokens, overlaps)
     _write(output, json.dumps(recorded) + "\n")
     print(format_report(recorded))
 

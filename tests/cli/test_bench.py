@@ -1,0 +1,109 @@
+"""`headrace bench steps` and `headrace bench trace`, on a tiny model."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import QUICK, Cli, cli
+from headrace.benchmark.steps import measure
+from headrace.execution.metrics import PHASES
+
+__all__ = ["cli"]
+
+# The same compiled steps in each test.
+RUN = ("--requests", "2", "--prompt-tokens", "8", "--max-model-len", "64")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_x13_bench_steps_writes_its_figures(cli: Cli, tiny_folder: Path, tmp_path: Path, overlap: bool) -> None:
+    file, mode = tmp_path / "steps.json", [] if overlap else ["--no-overlap"]
+    outcome = cli("bench", "steps", tiny_folder, *QUICK, *RUN, "--output-tokens", 12, *mode, "--json", file)
+    assert outcome.code == 0
+    report = json.loads(file.read_text())
+    promised = (inspect.getdoc(measure) or "").partition("Returns:")[2]
+    assert set(re.findall(r"`(\w+)`", promised)) == set(report) | set(report["buckets"][0])
+    assert (report["model"], report["dtype"], report["requests"]) == (str(tiny_folder), "float32", 2)
+    assert (report["overlap"], report["max_model_len"]) == (overlap, 64)
+    assert report["h2d_transfers_per_step"] == report["d2h_transfers_per_step"] == 1
+    assert report["d2h_bytes_per_step"] == 2 * 4
+    assert report["compilations_after_warmup"] == report["preemptions"] == 0
+    assert 0 <= report["device_idle_share"] < 1
+    for name in (*PHASES, "step", "device"):
+        assert report[f"{name}_ms_median"] > 0
+    # 16 prompt tokens in the bucket of 64, then 11 steps of two tokens in that of 8.
+    assert [(b["tokens"], b["requests"], b["steps"], b["padding_share"]) for b in report["buckets"]] == [
+        (8, 2, 11, 0.75),
+        (64, 2, 1, 0.75),
+    ]
+    assert report["buckets"][0]["h2d_bytes_per_step"] == report["h2d_bytes_per_step"]
+    assert f"overlap {'on' if overlap else 'off'}" in outcome.out
+    assert "1 transfers in" in outcome.out
+
+
+def test_x13_bench_trace_shows_host_and_device(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    outcome = cli("bench", "trace", tiny_folder, *QUICK, *RUN, "--steps", 6, "--output", file)
+    assert outcome.code == 0
+    trace = json.loads(file.read_text())
+    events = trace["traceEvents"]
+    names = {(e["pid"], e["tid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
+    assert names == {
+        (pid, tid, name)
+        for pid, mode in ((1, "on"), (2, "off"))
+        for tid, name in ((0, f"overlap {mode}"), (1, "host"), (2, "device"))
+    }
+    for process, mode in zip((1, 2), trace["otherData"]["modes"], strict=True):
+        host, device = (track(events, process, thread) for thread in (1, 2))
+        assert [e["name"] for e in device] == [f"step {i}" for i in range(7)]  # prefill, then six
+        assert [e["args"]["bucket"] for e in device] == ["64x2"] + ["8x2"] * 6
+        assert sorted(e["name"] for e in host) == sorted(7 * PHASES)
+        for one, other in [*pairwise(device), *pairwise(host)]:
+            assert one["ts"] + one["dur"] <= other["ts"] + 0.01  # a track does one thing at a time
+        assert mode["overlap"] is (process == 1)
+        assert mode["gap_share"] == pytest.approx(mode["gap_ms_median"] / mode["device_step_ms_median"], rel=0.02)
+        assert f"{mode['gap_share']:.2%}" in outcome.out
+        gaps = [b["ts"] - a["ts"] - a["dur"] for a, b in pairwise(device[1:])]
+        assert len(gaps) == 5
+
+
+def track(events: list[Any], process: int, thread: int) -> list[Any]:
+    chosen = [e for e in events if (e["ph"], e["pid"], e["tid"]) == ("X", process, thread)]
+    for event in chosen:
+        assert set(event) == {"ph", "pid", "tid", "name", "ts", "dur", "args"}
+        assert event["dur"] >= 0
+    return sorted(chosen, key=lambda e: e["ts"])
+
+
+def test_x13_bench_trace_of_one_mode(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    outcome = cli("bench", "trace", tiny_folder, *QUICK, *RUN, "--steps", 2, "--no-overlap", "--output", file)
+    assert [mode["overlap"] for mode in json.loads(file.read_text())["otherData"]["modes"]] == [False]
+    assert outcome.out.count("overlap") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["steps", "--requests", "0"], "Invalid value for '--requests'"),
+        (["steps", "--output-tokens", "2"], "Invalid value for '--output-tokens'"),
+        (["steps", "--requests", "3", "--max-num-seqs", "2"], "max_num_seqs: 2 is less than the 3 that"),
+        (["steps", "--max-model-len", "100"], "max_model_len: 100 is less than the 128 that 32 requests of 128 need"),
+        (["steps", "--prompt-tokens", "250"], "max_model_len: 314 is more than the model's 256"),
+        (["steps", "--json", "/nowhere/x.json"], "/nowhere/x.json: cannot be written"),
+        (["trace"], "Missing option '--output'"),
+        (["trace", "--output", "/nowhere/x.json"], "/nowhere/x.json: cannot be written"),
+        (["trace", "--output", "/dev/null", "--steps", "1"], "Invalid value for '--steps'"),
+        (["trace", "--output", "/dev/null", "--requests", "2", "--max-num-seqs", "1"], "max_num_seqs: 1 is less than"),
+    ],
+)
+def test_x13_a_wrong_option_of_the_benchmarks(cli: Cli, tiny_folder: Path, arguments: list[str], message: str) -> None:
+    command, *options = arguments
+    few = ("--num-tokens-paddings", "64", "--max-num-batched-tokens", "64")
+    assert message in cli("bench", command, tiny_folder, *few, *options).error
