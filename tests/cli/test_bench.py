@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +20,7 @@ from headrace.execution.metrics import PHASES
 
 __all__ = ["cli"]
 
+PLOT = Path(__file__).parents[2] / "bench" / "plot_trace.py"
 # The same compiled steps in each test.
 RUN = ("--requests", "2", "--prompt-tokens", "8", "--max-model-len", "64")
 
@@ -71,6 +75,11 @@ def test_x13_bench_trace_shows_host_and_device(cli: Cli, tiny_folder: Path, tmp_
         assert f"{mode['gap_share']:.2%}" in outcome.out
         gaps = [b["ts"] - a["ts"] - a["dur"] for a, b in pairwise(device[1:])]
         assert len(gaps) == 5
+    picture = tmp_path / "trace.svg"
+    subprocess.run([sys.executable, PLOT, file, picture], check=True)
+    root = ElementTree.parse(picture).getroot()
+    titles = {title.text for title in root.iter("{http://www.w3.org/2000/svg}title")}
+    assert {f"step {i}" for i in range(1, 7)} <= {(title or "").partition(",")[0] for title in titles}
 
 
 def track(events: list[Any], process: int, thread: int) -> list[Any]:
