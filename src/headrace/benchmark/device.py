@@ -5,7 +5,7 @@ meant to ask for:
 
 - A run of a compiled program. XLA:CPU runs it on a thread of its client: the outermost `ThunkExecutor::Execute` begins
   it, `ThunkExecutor::Execute (wait for completion)` ends it. Other devices have a line `XLA Modules` with one event for
-  each run (TPU); where there is neither, there are no device times.
+  each run (TPU); where there is neither, there are no device times. Of several devices the first one counts.
 - `DevicePut…`: JAX hands an array of the host to the device, whether by `device_put` or as an argument of a program.
 - `np.asarray(jax.Array)`: JAX brings an array to the host. On the CPU, NumPy can also look at a JAX array in place,
   which moves nothing and leaves no event.
@@ -29,6 +29,7 @@ T = TypeVar("T")
 Span = tuple[float, float]  # begin and end, seconds of time.perf_counter
 
 _CLOCK = "headrace clock"
+_MODULES = "XLA Modules"
 _RUN, _RUN_END = "ThunkExecutor::Execute", "ThunkExecutor::Execute (wait for completion)"
 _SENT, _FETCHED = "DevicePut", "np.asarray(jax.Array)"
 
@@ -83,8 +84,11 @@ def _read(data: Any, times: list[float]) -> Profile:
     marks = sorted(e.start_ns for *_, events in lines for e in events if e.name == _CLOCK)
     # The profiler's clock is another one. The marks say by how much.
     offset = statistics.median(ns / 1e9 - seconds for ns, seconds in zip(marks, times, strict=True))
-    modules = [e for plane, line, events in lines if "/device:" in plane and line == "XLA Modules" for e in events]
-    runs = [(e.start_ns, e.start_ns + e.duration_ns) for e in modules]
+    modules = sorted(
+        ((plane, events) for plane, line, events in lines if "/device:" in plane and line == _MODULES),
+        key=lambda m: m[0],
+    )
+    runs = [(e.start_ns, e.start_ns + e.duration_ns) for _, events in modules[:1] for e in events]
     if not runs:
         runs = [run for *_, events in lines for run in _cpu_runs(events)]
     names = [e.name for *_, events in lines for e in events if e.name.startswith((_SENT, _FETCHED))]
@@ -101,6 +105,7 @@ def _cpu_runs(events: list[Any]) -> Iterator[Span]:
     named = (e for e in events if e.name in (_RUN, _RUN_END))
     for e in sorted(named, key=lambda e: (e.start_ns, -e.duration_ns)):
         if e.name == _RUN_END:
-            yield begin, e.start_ns + e.duration_ns
+            if dict(e.stats).get("device_ordinal", 0) == 0:
+                yield begin, e.start_ns + e.duration_ns
         elif e.start_ns >= end:
             begin, end = e.start_ns, e.start_ns + e.duration_ns
