@@ -158,6 +158,7 @@ def _result(prompt: Prompt, ids: list[int], outputs: list[TokenOutput]) -> Reque
         prompt_token_ids=ids,
         text="".join(o.text for o in outputs),
         token_ids=[o.token_id for o in outputs if o.token_id is not None],
+        num_cached_tokens=last.num_cached_tokens,
         finish_reason=last.finish_reason,
         error=last.error,
     )

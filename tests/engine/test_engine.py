@@ -142,7 +142,7 @@ def test_abort_frees_at_once_whatever_the_state(engine: Engine, steps: int) -> N
         engine.abort(f"r{i}")
         check_pages(engine)
     engine.abort("never there")
-    assert engine.pool.num_free == engine.pool.num_pages
+    assert engine.pool.num_available == engine.pool.num_pages
     assert not engine.has_unfinished
     assert engine.step() == []
 
@@ -163,7 +163,7 @@ def test_a_failed_step_loses_nothing(tiny_folder: Path, engine: Engine, failing:
         except RuntimeError:
             failures += 1
             assert all(request.num_computed == 0 for request in engine.scheduler.waiting)
-            assert engine.pool.num_free == engine.pool.num_pages
+            assert engine.pool.num_available == engine.pool.num_pages
             continue
         for output in outputs:
             got[output.request_id] += tokens([output])
