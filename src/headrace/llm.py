@@ -138,6 +138,8 @@ class LLM:
         # Whoever steps the engine gets the tokens of every request in it, and would drop those of an open stream.
         if self.engine.has_unfinished:
             raise HeadraceError("a stream of this LLM is still open; finish or close it first")
+        if self.engine.is_paused:
+            raise HeadraceError("the engine is paused; call engine.resume() first")
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
