@@ -34,16 +34,16 @@ class TokenOutput:
         token_id: the new token; None when the request ended without one.
         text: the text that became final with it, possibly empty.
         finish_reason: set when the request has ended; then it is no longer in the engine.
-        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
         error: what went wrong, when the reason is "error".
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
     """
 
     request_id: str
     token_id: int | None
     text: str
     finish_reason: FinishReason | None
-    num_cached_tokens: int = 0
     error: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Engine:
         if mode == "abort":
             for request in [*self._requests.values()]:
                 text = request.cut_off()
-                outputs.append(TokenOutput(request.request_id, None, text, "abort", request.num_cached or 0))
+                outputs.append(_output(request, None, text))
                 self._end(request)
         elif mode == "wait":
             self.scheduler.admits_new = False
@@ -264,8 +264,7 @@ class Engine:
             text, token_id = request.append(token), token
         if request.finish_reason is not None:
             self._end(request)
-        cached = request.num_cached or 0
-        return TokenOutput(request.request_id, token_id, text, request.finish_reason, cached, request.error)
+        return _output(request, token_id, text)
 
     def _end(self, request: Request) -> None:
         del self._requests[request.request_id]
@@ -291,3 +290,8 @@ class Engine:
                 f"has {len(prompt_ids)} tokens, but the context holds {longest} and must have room for at least one "
                 "more; shorten it or raise max_model_len",
             )
+
+
+def _output(request: Request, token_id: int | None, text: str) -> TokenOutput:
+    cached = request.num_cached or 0
+    return TokenOutput(request.request_id, token_id, text, request.finish_reason, request.error, cached)
