@@ -39,7 +39,7 @@ def steps_of(engine: Engine) -> list[StepMetrics]:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_x13_a_steps_metrics_follow_from_its_schedule(tiny_folder: Path, overlap: bool) -> None:
-    engine = tiny_engine(tiny_folder, **SMALL, overlap=overlap)
+    engine = tiny_engine(tiny_folder, **SMALL, config={"overlap": overlap})
     engine.add("a", [5] * 40, greedy(4))  # 32 tokens per step: a chunk of 32, then the other 8
     engine.add("b", [6] * 3, greedy(3))
     steps = steps_of(engine)
@@ -56,7 +56,7 @@ def test_x13_a_steps_metrics_follow_from_its_schedule(tiny_folder: Path, overlap
 
 def test_x13_the_phases_of_a_step_follow_one_another(tiny_folder: Path) -> None:
     for overlap in (True, False):
-        engine = tiny_engine(tiny_folder, **SMALL, overlap=overlap)
+        engine = tiny_engine(tiny_folder, **SMALL, config={"overlap": overlap})
         engine.add("a", [5] * 5, greedy(8))
         steps = steps_of(engine)
         for step in steps:
@@ -97,18 +97,28 @@ def test_x13_counters_are_the_sums_of_the_steps(tiny_folder: Path) -> None:
 def test_x13_preemptions_and_what_waits_are_in_the_metrics(tiny_folder: Path) -> None:
     engine = tiny_engine(tiny_folder, **SMALL)
     for i in range(5):
-        engine.add(str(i), [7] * 30, greedy(30))  # 5 x 4 pages, of which there are 12; 4 slots
+        engine.add(str(i), [7 + i] * 30, greedy(30))  # 5 x 4 pages, of which there are 12; 4 slots
     most = 0
     while engine.has_unfinished:
         engine.step()
         metrics = engine.metrics
         most = max(most, metrics.waiting)
         assert metrics.waiting + metrics.running == len(engine._requests)
-        assert metrics.free_pages == engine.pool.num_free
+        assert metrics.free_pages == engine.pool.num_available
     assert most > 1
     assert engine.metrics.preemptions == engine.scheduler.num_preemptions > 0
     computed_anew = engine.metrics.counters.tokens_computed - 5 * (30 + 30 - 1)
     assert computed_anew > 0
+
+
+def test_x13_tokens_found_in_the_prefix_cache_are_in_the_metrics_and_are_not_computed(tiny_folder: Path) -> None:
+    engine = tiny_engine(tiny_folder, **SMALL)
+    for _ in range(2):
+        run(engine, [([5] * 40, greedy(1))])
+    metrics = engine.metrics
+    # Two full pages of 16 tokens are known the second time.
+    assert (metrics.prefix_queried_tokens, metrics.prefix_hit_tokens) == (80, 32)
+    assert metrics.counters.tokens_computed == 40 + 8
 
 
 def test_x13_a_step_that_failed_is_not_counted(tiny_folder: Path) -> None:

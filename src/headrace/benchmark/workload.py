@@ -47,7 +47,8 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def run_steps(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[StepMetrics]:
-    """Runs all prompts together to their end; the metrics of each step, in order."""
+    """Runs all prompts together to their end, as if for the first time; the metrics of each step, in order."""
+    engine.reset_prefix_cache()
     names = [f"bench-{i}" for i in range(len(prompts))]
     steps: list[StepMetrics] = []
     try:

@@ -131,7 +131,8 @@ class EngineMetrics:
         compilations: programs that steps compiled while serving; 0 when all is well.
         preemptions: how often a running request was sent back to wait.
         waiting, running: requests.
-        free_pages, pages: of the KV cache.
+        free_pages, pages: of the KV cache; a page is free if no sequence uses it, whether or not it can be found.
+        prefix_queried_tokens, prefix_hit_tokens: tokens looked up in the prefix cache, and those found.
     """
 
     last_step: StepMetrics | None
@@ -142,6 +143,8 @@ class EngineMetrics:
     running: int
     free_pages: int
     pages: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
 
 
 class StepMeter:
