@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class ScheduledStep:
     samples: np.ndarray
     page_updates: list[tuple[int, int, int]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def total_tokens(self) -> int:
         """Tokens to compute in this step, over all rows."""
-        return int(self.num_tokens.sum())
+        return sum(self.num_tokens.tolist())
