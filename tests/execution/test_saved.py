@@ -32,11 +32,12 @@ traced = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda e, s, fun_name="", **_: traced.append(fun_name) if e.endswith("jaxpr_trace_duration") else None
 )
-llm = LLM(sys.argv[1], dtype="float32", max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16, kv_cache_bytes=1 << 20,
-          compile_guard="raise")
+llm = LLM(sys.argv[1], dtype="float32", max_model_len=64, max_num_seqs=2, max_num_batched_tokens=16,
+          kv_cache_bytes=1 << 20, compile_guard="raise")
 tokens = llm.generate([json.loads(sys.argv[2])], SamplingParams(temperature=0, max_tokens=8))[0].token_ids
 steps = sum("fused_step" in str(name) for name in traced)
-print(json.dumps({"missed": len(missed), "traced": steps, "buckets": len(llm.engine.manager.buckets), "tokens": tokens}))
+buckets = len(llm.engine.manager.buckets)
+print(json.dumps({"missed": len(missed), "traced": steps, "buckets": buckets, "tokens": tokens}))
 """
 
 

@@ -50,7 +50,7 @@ def _start(model: Path, options: Mapping[str, Any], cache: str) -> dict[str, Any
     total = time.perf_counter() - begin
     child.communicate()
     if child.returncode or not line:
-        raise HeadraceError(f"{model}: a process that was to start with it failed")
+        raise HeadraceError(f"{model}: a process that was to start with it failed; see above")
     return {"total": round(total, 3), **json.loads(line)}
 
 
@@ -74,7 +74,10 @@ def _main() -> None:
     from headrace.llm import LLM
 
     imported = time.perf_counter() - begin
-    built = LLM(sys.argv[1], **json.loads(sys.argv[2])).built
+    try:
+        built = LLM(sys.argv[1], **json.loads(sys.argv[2])).built
+    except HeadraceError as error:
+        sys.exit(f"headrace: {error}")
     seconds = {"import": imported, **built.phases}
     rounded = {name: round(value, 3) for name, value in seconds.items()}
     print(json.dumps({**rounded, "variants": built.engine.manager.buckets}), flush=True)
