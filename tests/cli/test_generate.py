@@ -112,6 +112,21 @@ def test_throughput_writes_the_figures_that_it_promises(cli: Cli, tiny_folder: P
     assert len(outcome.out.splitlines()) == 4
 
 
+def test_startup_writes_the_figures_that_it_promises(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    outcome = cli("bench", "startup", tiny_folder, *QUICK, "--max-num-seqs", 1, "--runs", 1, "--json", file)
+    assert outcome.code == 0
+    report = json.loads(file.read_text())
+    assert set(report) == {"model", "variants", "cold", "warm"}
+    assert report["model"] == str(tiny_folder)
+    assert report["variants"][-1][0] == 64
+    for seconds in (*report["cold"], *report["warm"]):
+        assert list(seconds) == ["total", "import", "open", "tokenizer", "weights", "state", "compile"]
+        assert 0 < sum(list(seconds.values())[1:]) < seconds["total"]
+    assert len(outcome.out.splitlines()) == 4
+    assert cli("bench", "startup", tiny_folder, *QUICK, "--max-model-len", 999, "--runs", 1).code == 2
+
+
 def test_a_file_for_the_figures_that_cannot_be_written_is_refused_before_the_work(cli: Cli, tiny_folder: Path) -> None:
     sizes = ("--batch-sizes", "2", "--prompt-tokens", 8, "--output-tokens", 32)
     outcome = cli("bench", "throughput", tiny_folder, *QUICK, *sizes, "--json", tiny_folder / "no" / "x.json")

@@ -39,13 +39,14 @@ def test_request_sizes(smallest: int, cap: int, sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("requests", "cap", "sizes"),
     [
-        (8, 512, [64, 128, 256, 512]),
-        (8, 500, [64, 128, 256, 500]),
-        (8, 65, [64, 65]),
-        (8, 64, [64]),
+        (8, 512, [128, 256, 512]),
+        (8, 500, [128, 256, 500]),
+        (8, 129, [128, 129]),
+        (8, 128, [128]),
+        (8, 127, [127]),
         (8, 32, [32]),
-        (64, 256, [128, 256]),  # a step of 64 tokens and 64 requests is the decode step
-        (100, 512, [128, 256, 512]),
+        (128, 512, [256, 512]),  # a step of 128 tokens and 128 requests is the decode step
+        (200, 1024, [256, 512, 1024]),
         (256, 256, [256]),
     ],
 )

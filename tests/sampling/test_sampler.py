@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry2x32_p
 
 from headrace.errors import RequestError
 from headrace.execution.sequences import SequenceTable
 from headrace.sampling.params import SamplingParams
-from headrace.sampling.sampler import BAD_LOGITS, SamplingRows
+from headrace.sampling.sampler import BAD_LOGITS, SamplingRows, sample, threefry
 from sampling import oracle
 from sampling.rows import GREEDY, draw, draws, rows_of
 
@@ -209,3 +211,21 @@ def test_seeds_beyond_64_bits_are_refused() -> None:
     for seed in (2**64, -(2**63) - 1):
         with pytest.raises(RequestError, match="seed"):
             SamplingParams(seed=seed)
+
+
+def test_threefry_is_jaxs() -> None:
+    words = np.random.default_rng(3).integers(0, 2**32, (4, 1000), dtype=np.uint32)
+    words[:, :4] = [[0, 0, 2**32 - 1, 2**32 - 1], [0, 1, 0, 2**32 - 1], [0, 2**31, 1, 2**32 - 1], [0, 1, 2, 2**32 - 1]]
+    mine = threefry((words[0], words[1]), (words[2], words[3]))
+    np.testing.assert_array_equal(mine, threefry2x32_p.bind(*(jnp.asarray(w) for w in words)))
+
+
+def test_the_sampler_stays_quick_to_compile() -> None:
+    """Each kernel of the sampler takes some 10 ms to compile, in every step: there are to be few."""
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((32, *x.shape[1:]), x.dtype), rows_of([GREEDY], [0]))
+    text = jax.jit(sample).lower(jax.ShapeDtypeStruct((32, 49_152), jnp.float32), rows).compile().as_text()
+    assert text is not None
+    assert text.count(" while(") <= 5
+    assert (
+        text.count(" fusion(") <= 72
+    )  # 67 with jaxlib 0.10.2; a sum of integers along the vocabulary alone would add 4

@@ -187,6 +187,27 @@ def steps(
 
 @bench_app.command()
 @with_options(ENGINE, "engine")
+def startup(
+    model: Model,
+    *,
+    runs: Annotated[int, typer.Option(min=1, help="Processes with an empty cache, and as many with a full one.")] = 3,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    engine: dict[str, Any],
+) -> None:
+    """Seconds from the start of a process until it could serve."""
+    from headrace.benchmark.startup import format_report, measure
+    from headrace.weights.sources import resolve
+
+    if json_file is not None:
+        _write(json_file, "")  # before the work, so that it is not done in vain
+    report = measure(resolve(model), _engine_options(engine), runs)
+    print(format_report(report))
+    if json_file is not None:
+        _write(json_file, json.dumps(report, indent=2) + "\n")
+
+
+@bench_app.command()
+@with_options(ENGINE, "engine")
 def trace(
     model: Model,
     *,
@@ -215,18 +236,24 @@ def _for_one(engine: dict[str, Any]) -> dict[str, Any]:
 
 def _load(model: str, engine: dict[str, Any]) -> LLM:
     """The model, with bars while it loads and a summary, on stderr."""
-    options = dict(engine)
-    for name in ("num_tokens_paddings", "num_reqs_paddings"):
-        if isinstance(options.get(name), str):
-            options[name] = sizes("--" + name.replace("_", "-"), options[name])
-    if "engine_seed" in options:
-        options["seed"] = options.pop("engine_seed")
+    options = _engine_options(engine)
     from headrace.llm import LLM
 
     llm = LLM(model, progress=True, **options)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print(llm.built.describe(), file=sys.stderr)
     return llm
+
+
+def _engine_options(engine: dict[str, Any]) -> dict[str, Any]:
+    """Fields of `EngineConfig` from the command line's options."""
+    options = dict(engine)
+    for name in ("num_tokens_paddings", "num_reqs_paddings"):
+        if isinstance(options.get(name), str):
+            options[name] = sizes("--" + name.replace("_", "-"), options[name])
+    if "engine_seed" in options:
+        options["seed"] = options.pop("engine_seed")
+    return options
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,12 +29,14 @@ class Built:
     Attributes:
         startup_s: seconds from options to ready, without the import of JAX.
         compile_s: seconds of those that went into compilation.
+        phases: seconds of each part of the start, in order.
     """
 
     engine: Engine
     checkpoint: Checkpoint
     startup_s: float
     compile_s: float
+    phases: Mapping[str, float]
 
     def describe(self) -> str:
         """A few lines for a person: what is served and how."""
@@ -56,10 +59,12 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     Raises:
         ConfigError, ModelError: see there; nothing is left behind.
     """
-    start = time.perf_counter()
-    use_compilation_cache()
+    start, phases = time.perf_counter(), _Phases()
+    saved_steps = use_compilation_cache()
     checkpoint = open_checkpoint(resolve(config.model, progress=progress))
+    phases.ends("open")
     tokenizer = _tokenizer(checkpoint)
+    phases.ends("tokenizer")
     config = config.resolve(checkpoint.spec)
     assert config.max_model_len is not None
     options = ExecutionOptions(
@@ -74,27 +79,46 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         max_compiled_variants=config.max_compiled_variants,
         use_aot_forward=config.use_aot_forward,
         compile_guard=config.compile_guard,
+        saved_steps=saved_steps,
         debug=config.debug,
     )
     weights = load_weights(checkpoint, config.jax_dtype, progress=progress)
+    phases.ends("weights")
     manager = ExecutionManager(checkpoint.spec, weights, options)
+    phases.ends("state")
     compile_s = manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
-    return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, compile_s)
+    phases.ends("compile")
+    engine = Engine(config, tokenizer, manager)
+    return Built(engine, checkpoint, time.perf_counter() - start, compile_s, phases.seconds)
 
 
-def use_compilation_cache() -> None:
-    """Points JAX's persistent compilation cache at the user's cache directory, unless the user has set one.
+class _Phases:
+    """Seconds between the ends of the parts of a start."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def ends(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self._last = now - self._last, now
+
+
+def use_compilation_cache() -> Path | None:
+    """Points JAX's persistent compilation cache at the user's cache directory, and returns where compiled steps are
+    kept. None, and nothing done, if the user has set a cache of JAX's.
 
     Compiled code belongs to one jaxlib and one kind of processor, so each has a directory of its own.
     """
-    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
-        return
     kind = hashlib.sha256(f"{platform.machine()} {_cpu_flags()}".encode()).hexdigest()[:12]
     directory = cache_dir() / "xla" / f"jaxlib-{version('jaxlib')}-{kind}"
+    if jax.config.jax_compilation_cache_dir not in (None, str(directory)):  # type: ignore[attr-defined]
+        return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     # The many tiny programs of start-up are worth keeping too: together they take as long as a step.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return directory / "steps"
 
 
 def _cpu_flags() -> str:

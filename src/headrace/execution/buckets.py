@@ -9,7 +9,7 @@ from headrace.errors import ConfigError, StepError
 Bucket = tuple[int, int]  # (tokens, requests)
 
 SMALLEST_DECODE = 8  # matrix products of fewer rows are slower and differ in their bits; see layers/linear.py
-SMALLEST_MIXED = 64  # a step with prefill of fewer tokens gains little by being smaller still
+SMALLEST_MIXED = 128  # a step with prefill of fewer tokens gains little by being smaller still
 
 
 def request_buckets(min_input_pad: int, max_num_reqs: int) -> list[int]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from headrace.execution.buckets import (
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
 from headrace.execution.retrace import differences
+from headrace.execution.saved import SavedStep, fingerprint
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.execution.state import DeviceState, new_state
@@ -57,6 +59,7 @@ class ExecutionOptions:
         use_aot_forward: compile every step in `compile`; else each at its first use, with a warning.
         compile_guard: what happens when a step that is compiled ahead of time compiles something all the same: "off",
             "count" (see `compilations_while_serving`) or "raise".
+        saved_steps: folder where compiled steps are kept for the next start; None keeps none.
         debug: before each step compare its arguments with what it was compiled for, and name those that differ. It
             costs some milliseconds.
     """
@@ -72,6 +75,7 @@ class ExecutionOptions:
     max_compiled_variants: int = 64
     use_aot_forward: bool = True
     compile_guard: CompileGuard = "count"
+    saved_steps: Path | None = None
     debug: bool = False
 
 
@@ -283,9 +287,14 @@ class ExecutionManager:
         return BatchLayout(bucket, self.options.page_size)
 
     def _lower(self, bucket: Bucket) -> Any:
-        layout = self._layout(bucket)
-        function = partial(fused_step, self.spec, self._kernel, layout, self.options.vocab_limit)
-        return jax.jit(function, donate_argnums=1).lower(*self._argument_forms(bucket))
+        static = self.spec, self._kernel, self._layout(bucket), self.options.vocab_limit
+        forms = self._argument_forms(bucket)
+
+        def lower() -> Any:
+            return jax.jit(partial(fused_step, *static), donate_argnums=1).lower(*forms)
+
+        folder = self.options.saved_steps
+        return lower() if folder is None else SavedStep(folder / fingerprint(*static, forms=forms), lower)
 
     def _argument_forms(self, bucket: Bucket) -> _Arguments:
         """Shapes instead of arrays: what a step is compiled for."""

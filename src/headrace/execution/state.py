@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -31,8 +33,8 @@ def new_state(
     spec: DecoderSpec, kernel: AttentionKernel, num_pages: int, page_size: int, num_slots: int, max_model_len: int
 ) -> DeviceState:
     """An empty state."""
-    pages = tuple(
-        kernel.make_pages(num_pages, page_size, spec.num_kv_heads, spec.head_dim) for _ in range(spec.num_layers)
-    )
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # filling a large pool takes a core half a second
+        make = pool.submit
+        pages = [make(kernel.make_pages, num_pages, page_size, spec.num_kv_heads, spec.head_dim) for _ in spec.layers]
     table = jnp.zeros((num_slots, -(-max_model_len // page_size)), jnp.int32)
-    return DeviceState(pages, table, jnp.zeros(num_slots, jnp.int32))
+    return DeviceState(tuple(page.result() for page in pages), table, jnp.zeros(num_slots, jnp.int32))

@@ -74,5 +74,7 @@ def _keep_most_likely(likelihood: jax.Array, weights: jax.Array, goal: jax.Array
         # The columns before `end` fall short; the tied one at `end` reaches the goal.
         return tied & (column <= largest(n.bit_length(), rows, falls_short)[:, None])
 
-    tied = jax.lax.cond((tied.sum(-1) > 1).any(), first_ties, lambda: tied)
+    # Counted in float32 like the weights, which is exact: XLA:CPU cuts a long sum of integers into many kernels.
+    several = _total(tied.astype(jnp.float32)) > 1
+    tied = jax.lax.cond(several.any(), first_ties, lambda: tied)
     return jnp.where(above | tied, likelihood, 0.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry2x32_p
+import numpy as np
 
 from headrace.layers.reduce import row_sum
 from headrace.sampling.bisect import largest
@@ -14,6 +14,10 @@ from headrace.sampling.filters import BLOCK, block_sums, keep_min_p, keep_top_k_
 
 NO_TOKEN = -1  # the row does not sample in this step
 BAD_LOGITS = -2  # the row's logits are NaN or have no finite maximum
+
+Words = tuple[jax.Array, jax.Array]
+
+_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
 @jax.tree_util.register_dataclass
@@ -60,13 +64,27 @@ def _draw(logits: jax.Array, peak: jax.Array, rows: SamplingRows) -> jax.Array:
     return _inverse_cdf(likelihood, _uniforms(rows))
 
 
-def _uniforms(rows: SamplingRows) -> tuple[jax.Array, jax.Array]:
+def _uniforms(rows: SamplingRows) -> Words:
     """Two numbers [rows] in [0, 1): one block of Threefry-2x32 (Salmon et al., SC'11), whose key is the seed and whose
     counter is (choice, output position)."""
     counter = rows.choices.astype(jnp.uint32), rows.output_positions.astype(jnp.uint32)
-    bits = threefry2x32_p.bind(rows.seeds[:, 0], rows.seeds[:, 1], *counter)
+    bits = threefry((rows.seeds[:, 0], rows.seeds[:, 1]), counter)
     first, second = ((word >> 8).astype(jnp.float32) * 2.0**-24 for word in bits)
     return first, second
+
+
+def threefry(key: Words, counter: Words) -> Words:
+    """The 20 rounds of Threefry-2x32 on pairs of uint32 arrays. JAX's own runs them in a loop, which XLA:CPU takes far
+    longer to compile than one straight kernel."""
+    keys = *key, key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)
+    x, y = counter[0] + key[0], counter[1] + key[1]
+    for group in range(5):
+        for turn in _ROTATIONS[group % 2]:
+            x = x + y
+            y = x ^ ((y << turn) | (y >> (32 - turn)))
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
 
 
 def _inverse_cdf(likelihood: jax.Array, uniforms: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -95,5 +113,5 @@ def _first_past(x: jax.Array, uniform: jax.Array) -> jax.Array:
         return (count < n) & (before <= target)
 
     # The search and the total may add up in different orders; past the last entry that is not 0 there is none to take.
-    last = jnp.where(x > 0, column, 0).max(-1)
+    last = jnp.where(x > 0, column.astype(jnp.float32), 0.0).max(-1).astype(jnp.uint32)
     return jnp.minimum(largest(n.bit_length(), rows, not_past), last).astype(jnp.int32)

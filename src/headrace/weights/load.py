@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +106,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 def load_weights(checkpoint: Checkpoint, dtype: jnp.dtype, *, progress: bool = False) -> DecoderWeights:
     """Reads every declared weight; matrices in `dtype`, vectors in float32.
 
-    At most one array exists twice at a time, and on the CPU none does: JAX takes over the filled buffer.
+    At most one array for each core exists twice at a time, and on the CPU none does: JAX takes over the filled buffer.
 
     Raises:
         ModelError: tensors are missing or have another shape than the spec says; the first few are named.
@@ -112,12 +114,18 @@ def load_weights(checkpoint: Checkpoint, dtype: jnp.dtype, *, progress: bool = F
     declarations = list(declare(checkpoint.spec))
     _check_tensors(checkpoint, declarations)
     arrays: dict[tuple[str, int | None], jax.Array] = {}
-    bar = tqdm(declarations, desc="loading weights", unit="array", disable=None if progress else True, leave=False)
-    for declaration in bar:
+
+    def read(declaration: WeightDecl) -> jax.Array:
         buffer = _aligned_empty(declaration.shape, jnp.dtype(dtype if declaration.is_matrix else jnp.float32))
         for part in declaration.parts:
             _fill(checkpoint, declaration, part, buffer)
-        arrays[declaration.field, declaration.layer] = jax.device_put(buffer)
+        array: jax.Array = jax.device_put(buffer)
+        return array
+
+    bar = tqdm(declarations, desc="loading weights", unit="array", disable=None if progress else True, leave=False)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy converts without the GIL
+        for declaration, array in zip(bar, pool.map(read, declarations), strict=True):
+            arrays[declaration.field, declaration.layer] = array
     return _assemble(checkpoint.spec, arrays)
 
 
