@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 
 BLOCK_ONLY = ("Q4_K", "Q5_K", "Q6_K")  # the package can read but not write these
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *BLOCK_ONLY)
@@ -25,6 +25,22 @@ def stored_rows(dtype: str, rows: int, columns: int, seed: int = 0) -> np.ndarra
     for high_byte in [size - 1] if dtype == "Q6_K" else [1, 3]:
         blocks[:, :, high_byte] &= 0xBF
     return blocks.reshape(rows, -1)
+
+
+def small_blocks(dtype: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Return a random matrix of bytes whose values are mostly of 0.01 to 0.1, as the weights of a model are."""
+    stored = stored_rows(dtype, rows, columns, seed)
+    if dtype not in BLOCK_ONLY:
+        return quantize(0.05 * dequantize(stored, GGMLQuantizationType[dtype]), GGMLQuantizationType[dtype])
+    size = GGML_QUANT_SIZES[GGMLQuantizationType[dtype]][1]
+    blocks = stored.reshape(rows, -1, size)
+    # The scales of a block; with them the minimum, about as much as the mean of what is added to it.
+    if dtype == "Q6_K":
+        blocks[..., -2:] = np.frombuffer(np.float16(2e-5).tobytes(), np.uint8)
+    else:
+        scale = np.float16(1e-4 if dtype == "Q4_K" else 5e-5)
+        blocks[..., :4] = np.frombuffer(np.array([scale, np.float16(7.5e-4)]).tobytes(), np.uint8)
+    return stored
 
 
 def write_gguf(path: Path, tensors: dict[str, tuple[str, np.ndarray]], alignment: int | None = None) -> Path:

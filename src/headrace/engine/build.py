@@ -41,8 +41,8 @@ class Built:
         compiled = self.engine.manager.buckets
         buckets = ", ".join(f"{tokens}x{requests}" for tokens, requests in compiled) or "each at its first use"
         return (
-            f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype} "
-            f"on {jax.default_backend()}\n"
+            f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype}, "
+            f"weights {config.weights_dtype}, on {jax.default_backend()}\n"
             f"KV cache {o.num_pages} pages of {o.page_size} tokens, longest context {o.max_model_len} tokens, "
             f"up to {o.max_num_seqs} requests at once\n"
             f"compiled steps (tokens x requests): {buckets}\n"
@@ -76,7 +76,7 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         compile_guard=config.compile_guard,
         debug=config.debug,
     )
-    weights = load_weights(checkpoint, config.jax_dtype, progress=progress)
+    weights = load_weights(checkpoint, config.jax_dtype, config.weights_dtype, progress=progress)
     manager = ExecutionManager(checkpoint.spec, weights, options)
     compile_s = manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
     return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, compile_s)
