@@ -107,7 +107,7 @@ def test_x10_a_real_model_in_blocks_says_what_its_dequantised_weights_say(smollm
     weights = load_weights(opened, FLOAT32, "gguf")
     manager = ExecutionManager(opened.spec, weights, ExecutionOptions(**options))
     manager.compile()
-    for prompt in golden.facts("smollm2")["prompts"][:2]:
+    for prompt in golden.facts("smollm2")["prompts"][:1]:
         driver = Driver(manager)
         driver.add(0, prompt["ids"], pages=range(8))
         assert driver.generate(0, len(prompt["continuation"]), chunk=8) == prompt["continuation"], prompt["name"]

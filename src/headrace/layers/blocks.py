@@ -37,8 +37,9 @@ class BlockWeight:
         return FORMATS[self.format]
 
     def matmul(self, x: jax.Array) -> jax.Array:
-        planes = self._in_planes(x.astype(self.dtype))
-        return product_in_tiles(self.shape, self.fields, lambda fields: self._product(planes, fields))
+        x = x.astype(self.dtype)
+        planes = self._in_planes(x)
+        return product_in_tiles(x, self.shape, self.fields, lambda fields: self._product(planes, fields))
 
     def rows(self, index: jax.Array) -> jax.Array:
         planes = self._decode(jax.tree.map(lambda f: f[index], self.fields))

@@ -41,7 +41,7 @@ class Int8Weight:
             # The barrier keeps the conversion a loop of its own.
             return dot(x, jax.lax.optimization_barrier(array.astype(self.product_dtype)), jnp.float32)
 
-        return product_in_tiles(self.shape, self.array, product) * self.scale
+        return product_in_tiles(x, self.shape, self.array, product) * self.scale
 
     def rows(self, index: jax.Array) -> jax.Array:
         return self.array[index].astype(jnp.float32) * self.scale[index, None]
