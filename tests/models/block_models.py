@@ -16,16 +16,15 @@ from weights.gguf_files import small_blocks
 HIDDEN, MLP, VOCAB = 256, 512, 256  # whole blocks of 256
 HEADS, KV_HEADS, DIM = 4, 2, 64
 
-# By layer. As in a file of kind Q4_K_M some v and down are finer than the rest; o stays in plain floats once.
+# By layer. As in a file of kind Q4_K_M some parts are finer than the rest; some matrices stay in plain floats.
 TYPES = (
     {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_K", "ffn_gate": "Q4_1", "ffn_up": "Q4_1"},
-    {"attn_q": "Q5_0", "attn_k": "Q4_0", "attn_v": "F16", "attn_output": "BF16", "ffn_gate": "Q5_1", "ffn_up": "Q4_K"},
-    {"attn_q": "Q5_0", "attn_k": "Q5_0", "attn_v": "Q5_0", "attn_output": "Q8_0", "ffn_gate": "F32", "ffn_up": "F32"},
+    {"attn_q": "Q5_0", "attn_k": "Q5_0", "attn_v": "Q5_0", "attn_output": "BF16", "ffn_gate": "Q5_1", "ffn_up": "F16"},
 )
-DOWN = ("Q6_K", "Q4_0", "Q5_K")
+DOWN = ("Q6_K", "Q4_0")
 
 
-def write(folder: Path, *, tied: bool = False) -> Path:
+def write(folder: Path) -> Path:
     """Writes the model into `folder` and returns the path of the GGUF file."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -41,9 +40,8 @@ def write(folder: Path, *, tied: bool = False) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(0)
-    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    if not tied:
-        shapes["lm_head.weight"] = (VOCAB, HIDDEN)
+    shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (HIDDEN,)}
+    shapes |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (VOCAB, HIDDEN))
     stored = {"token_embd.weight": ("Q8_0", small_blocks("Q8_0", VOCAB, HIDDEN))}
     stored["output.weight"] = ("Q6_K", small_blocks("Q6_K", VOCAB, HIDDEN))
     sizes = {"attn_q": HEADS * DIM, "attn_k": KV_HEADS * DIM, "attn_v": KV_HEADS * DIM, "attn_output": HIDDEN}
