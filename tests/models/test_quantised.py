@@ -18,7 +18,7 @@ from headrace.layers.blocks import BlockWeight
 from headrace.layers.fused import FusedWeight
 from headrace.layers.int8 import Int8Weight
 from headrace.layers.linear import DenseWeight
-from headrace.weights.load import load_weights, open_checkpoint
+from headrace.weights.load import _CHUNK_ELEMENTS, load_weights, open_checkpoint
 from models import block_models
 from models.runs import all_logits
 
@@ -80,6 +80,15 @@ def test_x10_int8_gives_the_logits_of_the_rounded_weights(name: str, path: Path)
     expected = all_logits(opened.spec, rounded, SEQUENCES)
     for got, want in zip(all_logits(opened.spec, int8, SEQUENCES), expected, strict=True):
         np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+
+
+def test_x10_int8_of_a_matrix_that_is_read_in_pieces(smollm2_path: Path) -> None:
+    opened = open_checkpoint(smollm2_path)
+    embedding: Any = load_weights(opened, FLOAT32, "int8").embedding
+    exact = opened.file.read("token_embd.weight")
+    assert exact.size > 6 * _CHUNK_ELEMENTS
+    exact -= np.asarray(embedding.array, np.float32) * np.asarray(embedding.scale)[:, None]
+    assert (np.abs(exact).max(1) <= 0.501 * np.asarray(embedding.scale)).all()
 
 
 def test_x10_the_weights_dtype_may_differ_from_that_of_the_products() -> None:

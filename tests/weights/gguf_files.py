@@ -9,7 +9,16 @@ from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-BLOCK_ONLY = ("Q4_K", "Q5_K", "Q6_K")  # the package can read but not write these
+# The package can read but not write these: where the float16 scales lie in a block, and scales with which values are
+# mostly of 0.01 to 0.1, as the weights of a model are.
+BLOCK_ONLY = {
+    "IQ4_NL": {0: 5e-4},
+    "Q2_K": {80: 4e-3, 82: 6e-3},
+    "Q3_K": {108: 1e-3},
+    "Q4_K": {0: 1e-4, 2: 7.5e-4},
+    "Q5_K": {0: 5e-5, 2: 7.5e-4},
+    "Q6_K": {208: 2e-5},
+}
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *BLOCK_ONLY)
 
 
@@ -21,25 +30,19 @@ def stored_rows(dtype: str, rows: int, columns: int, seed: int = 0) -> np.ndarra
         return quantize(rng.normal(size=(rows, columns)).astype(np.float32), kind)
     elements, size = GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, columns // elements, size), np.uint8)
-    # The float16 scales: keep their exponents small enough for finite values. Q6_K has one, at the end.
-    for high_byte in [size - 1] if dtype == "Q6_K" else [1, 3]:
-        blocks[:, :, high_byte] &= 0xBF
+    for place in BLOCK_ONLY[dtype]:
+        blocks[:, :, place + 1] &= 0xBF  # keeps the exponents small enough for finite values
     return blocks.reshape(rows, -1)
 
 
 def small_blocks(dtype: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    """Return a random matrix of bytes whose values are mostly of 0.01 to 0.1, as the weights of a model are."""
+    """Return a random matrix in bytes whose values are as small as the weights of a model are."""
     stored = stored_rows(dtype, rows, columns, seed)
     if dtype not in BLOCK_ONLY:
         return quantize(0.05 * dequantize(stored, GGMLQuantizationType[dtype]), GGMLQuantizationType[dtype])
-    size = GGML_QUANT_SIZES[GGMLQuantizationType[dtype]][1]
-    blocks = stored.reshape(rows, -1, size)
-    # The scales of a block; with them the minimum, about as much as the mean of what is added to it.
-    if dtype == "Q6_K":
-        blocks[..., -2:] = np.frombuffer(np.float16(2e-5).tobytes(), np.uint8)
-    else:
-        scale = np.float16(1e-4 if dtype == "Q4_K" else 5e-5)
-        blocks[..., :4] = np.frombuffer(np.array([scale, np.float16(7.5e-4)]).tobytes(), np.uint8)
+    blocks = stored.reshape(rows, -1, GGML_QUANT_SIZES[GGMLQuantizationType[dtype]][1])
+    for place, scale in BLOCK_ONLY[dtype].items():
+        blocks[..., place : place + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     return stored
 
 

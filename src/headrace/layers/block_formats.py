@@ -137,11 +137,52 @@ def _q6_k(f: Fields) -> Planes:
     return _flat(tuple(planes))
 
 
+def _q2_k(f: Fields) -> Planes:
+    """Two halves of 128 elements, in four planes of 2 bits; a scale and a minimum of 4 bits each per 16 elements."""
+    least, scale = (_float(part) for part in (f["scales"] >> 4, f["scales"] & 15))
+    scale, least = jax.lax.optimization_barrier(
+        tuple(_float(f[name]) * part for name, part in (("scale", scale), ("min", least)))
+    )
+    planes = []
+    for p in range(4):
+        q = _float((_chunks(f["quants"], 2) >> 2 * p) & 3)
+        planes.append(_sixteens(scale, p) * q.reshape(*q.shape[:3], 2, 16) - _sixteens(least, p))
+    return _flat(tuple(planes))
+
+
+def _q3_k(f: Fields) -> Planes:
+    """As Q2_K, with a third bit in `mask` and signed scales of 6 bits."""
+    packed = f["scales"]
+    low = jnp.concatenate(_halves(packed[..., :8]), -1)
+    high = jnp.concatenate([packed[..., 8:] >> shift for shift in (0, 2, 4, 6)], -1) & 3
+    scale = _float(f["scale"]) * _float((low | (high << 4)).astype(jnp.int8) - 32)
+    scale = jax.lax.optimization_barrier(scale)
+    half = jnp.array([[0], [4]], jnp.uint8)
+    planes = []
+    for p in range(4):
+        q = ((_chunks(f["quants"], 2) >> 2 * p) & 3).astype(jnp.int8)
+        absent = ((f["mask"][..., None, :] >> (half + p)) & 1) ^ 1
+        value = _float(q - (absent << 2).astype(jnp.int8))
+        planes.append(_sixteens(scale, p) * value.reshape(*q.shape[:3], 2, 16))
+    return _flat(tuple(planes))
+
+
+def _sixteens(x: jax.Array, plane: int) -> jax.Array:
+    """What 16 elements each have in common [rows, blocks, 16] -> that of one of four planes [rows, blocks, 2, 2, 1]."""
+    return x.reshape(*x.shape[:2], 2, 4, 2, 1)[..., plane, :, :]
+
+
+def _iq4_nl(f: Fields) -> Planes:
+    values = jnp.array(_IQ4_VALUES, jnp.float32)
+    return _flat(tuple(_float(f["scale"]) * values[q] for q in _halves(f["quants"])))
+
+
 def _chunks(x: jax.Array, count: int) -> jax.Array:
     """[rows, blocks, n] -> [rows, blocks, count, n / count]."""
     return x.reshape(*x.shape[:2], count, -1)
 
 
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _SCALE, _MIN = {"scale": ("<f2", 1)}, {"min": ("<f2", 1)}
 _K_HEAD = {**_SCALE, **_MIN, "scales": ("u1", 12)}
 
@@ -151,6 +192,9 @@ FORMATS: Mapping[str, BlockFormat] = {
     "Q5_0": BlockFormat(32, {**_SCALE, "high": ("<u4", 1), "quants": ("u1", 16)}, 2, 16, _q5_0),
     "Q5_1": BlockFormat(32, {**_SCALE, **_MIN, "high": ("<u4", 1), "quants": ("u1", 16)}, 2, 16, _q5_1),
     "Q8_0": BlockFormat(32, {**_SCALE, "quants": ("i1", 32)}, 1, 32, _q8_0),
+    "IQ4_NL": BlockFormat(32, {**_SCALE, "quants": ("u1", 16)}, 2, 16, _iq4_nl),
+    "Q2_K": BlockFormat(256, {"scales": ("u1", 16), "quants": ("u1", 64), **_SCALE, **_MIN}, 4, 32, _q2_k),
+    "Q3_K": BlockFormat(256, {"mask": ("u1", 32), "quants": ("u1", 64), "scales": ("u1", 12), **_SCALE}, 4, 32, _q3_k),
     "Q4_K": BlockFormat(256, {**_K_HEAD, "quants": ("u1", 128)}, 2, 32, _q4_k),
     "Q5_K": BlockFormat(256, {**_K_HEAD, "high": ("u1", 32), "quants": ("u1", 128)}, 2, 32, _q5_k),
     "Q6_K": BlockFormat(256, {"quants": ("u1", 128), "high": ("u1", 64), "scales": ("i1", 16), **_SCALE}, 2, 64, _q6_k),

@@ -160,16 +160,17 @@ def _read_int8(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype
     whole: Any = _aligned_empty(declaration.shape, jnp.dtype(jnp.int8))
     scales: Any = _aligned_empty(declaration.shape[:1], jnp.dtype(jnp.float32))
     for part in declaration.parts:
-        name = checkpoint.name_of(part, declaration.layer)
-        step = max(1, _CHUNK_ELEMENTS // part.shape[1])
-        chunks = []
-        for first in range(0, part.shape[0], step):
-            rows = np.empty((min(step, part.shape[0] - first), part.shape[1]), np.float32)
-            checkpoint.file.read_rows_into(name, first, rows)
-            chunks.append(quantize_rows(rows))
-        array, scale = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
-        _put(checkpoint, part, array, whole)
-        _put(checkpoint, part, scale, scales)
+        rows, columns = part.shape
+        # What fills the weight needs no array of its own.
+        array, scale = (np.empty(part.shape, np.int8), np.empty(rows, np.float32)) if part.view else (whole, scales)
+        step = max(1, _CHUNK_ELEMENTS // columns)
+        for first in range(0, rows, step):
+            chunk = np.empty((min(step, rows - first), columns), np.float32)
+            checkpoint.file.read_rows_into(checkpoint.name_of(part, declaration.layer), first, chunk)
+            array[first : first + step], scale[first : first + step] = quantize_rows(chunk)
+        if part.view:
+            _put(checkpoint, part, array, whole)
+            _put(checkpoint, part, scale, scales)
     return Int8Weight(whole, scales, dtype)
 
 
