@@ -58,6 +58,10 @@ def test_x10_int8_has_a_scale_per_output() -> None:
     assert (error <= 0.5001 * scale[:, None]).all()
     assert (np.abs(array).max(1)[np.arange(40) != 7] == 127).all()
     assert (array[7] == 0).all()
+    tiny, endless, none = np.float32(1e-44), np.float32(np.inf), np.float32(np.nan)
+    array, scale = quantize_rows(np.array([[tiny, -tiny], [1, endless], [none, 1]], np.float32))
+    assert (np.abs(array[0]) * scale[0] <= 2 * tiny).all()
+    assert not np.isfinite(scale[1:]).any()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -53,5 +53,9 @@ def quantize_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Symmetric: the scale of a row is its largest magnitude / 127; a row of zeros has scale 0.
     """
     scale = np.abs(rows).max(axis=1) / np.float32(_MOST)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    return np.rint(rows * inverse[:, None]).astype(np.int8), scale
+    steps = np.zeros_like(rows)
+    # A damaged weight may be infinite or NaN; its row is then NaN, without NumPy's warnings.
+    with np.errstate(invalid="ignore"):
+        np.divide(rows, scale[:, None], out=steps, where=scale[:, None] > 0)
+        array = np.rint(steps, out=steps).clip(-_MOST, _MOST).astype(np.int8)
+    return array, scale

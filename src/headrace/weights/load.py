@@ -175,14 +175,15 @@ def _read_int8(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype
 
 
 def _read_stored(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype) -> WeightLeaf:
-    """Blocks as they are in the file. Parts of one format are one weight; others stay apart and are fused."""
+    """Blocks as they are in the file, plain floats in `dtype`. Parts of one form are one weight; others stay apart."""
     names = [checkpoint.name_of(part, declaration.layer) for part in declaration.parts]
-    formats = {checkpoint.file.tensors[name].dtype for name in names}
+    types = [checkpoint.file.tensors[name].dtype for name in names]
+    formats = {kind if kind in FORMATS else None for kind in types}
     if len(formats) > 1:
         parts = [_read_stored(checkpoint, _alone(declaration, part), dtype) for part in declaration.parts]
         return FusedWeight(tuple(parts), tuple(part.count for part in declaration.parts), declaration.parts[0].view[2])
     [format_name] = formats
-    if format_name not in FORMATS:
+    if format_name is None:
         return DenseWeight(_read_plain(checkpoint, declaration, dtype))
     assert isinstance(checkpoint.file, GGUFFile)
     fields: dict[str, Any] = {}
