@@ -36,6 +36,11 @@ def config(**options: Any) -> EngineConfig:
         {},
         {"dtype": "auto"},
         {"dtype": "bfloat16"},
+        {"weights_dtype": "auto"},
+        {"weights_dtype": "float32"},
+        {"weights_dtype": "bfloat16"},
+        {"weights_dtype": "int8"},
+        {"weights_dtype": "gguf"},
         {"page_size": 8},
         {"page_size": 64},
         {"max_num_seqs": 1, "max_num_batched_tokens": 1},
@@ -60,6 +65,12 @@ def test_values_at_the_bounds_are_taken(options: dict[str, Any]) -> None:
     ("options", "message"),
     [
         ({"dtype": "float16"}, "dtype: 'float16' is not one of auto, float32, bfloat16"),
+        ({"dtype": "int8"}, "dtype: 'int8' is not one of auto, float32, bfloat16"),
+        (
+            {"weights_dtype": "int4"},
+            "weights_dtype: 'int4' is not one of auto, float32, bfloat16, int8, gguf",
+        ),
+        ({"weights_dtype": None}, "weights_dtype: None is not one of"),
         ({"dtype": None}, "dtype: None is not one of"),
         ({"page_size": 4}, "page_size: 4 is not one of 8, 16, 32, 64"),
         ({"page_size": 16.0}, "page_size: 16.0 is not one of"),
@@ -98,7 +109,7 @@ def test_values_past_the_bounds_are_refused_by_name(options: dict[str, Any], mes
 
 
 def test_an_unknown_option_is_named_and_the_known_ones_listed() -> None:
-    with pytest.raises(ConfigError, match=r"^max_seqs: unknown option; known: dtype, max_model_len, max_num_seqs, "):
+    with pytest.raises(ConfigError, match=r"^max_seqs: unknown option; known: dtype, weights_dtype, max_model_len, "):
         EngineConfig.from_options("m", {"max_seqs": 3})
     assert EngineConfig.from_options("m", {"max_num_seqs": 3}) == EngineConfig(model="m", max_num_seqs=3)
 
@@ -111,9 +122,17 @@ def test_resolve_fills_in_everything_and_changes_nothing_given(spec: DecoderSpec
     # No more pages than all slots can use: 4 requests of 16 pages.
     assert full.num_pages(spec) == 64
     assert full.kv_cache_bytes == 64 * PAGE_BYTES // 2
-    same = {"dtype", "max_model_len", "kv_cache_bytes"}
+    same = {"dtype", "weights_dtype", "max_model_len", "kv_cache_bytes"}
     assert replace(full, **{name: getattr(given, name) for name in same}) == given
     assert full.resolve(spec) == full
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_x10_weights_take_the_dtype_unless_they_are_given_one(spec: DecoderSpec, dtype: str) -> None:
+    assert config(dtype=dtype).resolve(spec).weights_dtype == dtype
+    for weights in ("float32", "bfloat16", "int8", "gguf"):
+        full = config(dtype=dtype, weights_dtype=weights).resolve(spec)
+        assert (full.dtype, full.weights_dtype) == (dtype, weights)
 
 
 def test_a_context_longer_than_the_models_is_refused(spec: DecoderSpec) -> None:

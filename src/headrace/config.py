@@ -15,6 +15,7 @@ from headrace.execution.manager import CompileGuard
 from headrace.models.spec import DecoderSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
+WEIGHTS_DTYPES = (*DTYPES, "int8", "gguf")
 PAGE_SIZES = (8, 16, 32, 64)
 COMPILE_GUARDS = get_args(CompileGuard)
 MAX_NUM_SEQS = 65536
@@ -30,7 +31,9 @@ class EngineConfig:
 
     Attributes:
         model: known name, `.gguf` file, Hugging Face folder or hub id.
-        dtype: of weights, keys and values: "auto" (bfloat16), "float32" or "bfloat16".
+        dtype: of keys, values and products: "auto" (bfloat16), "float32" or "bfloat16".
+        weights_dtype: of the matrices in memory: "auto" (`dtype`), "float32", "bfloat16", "int8" (with a scale per
+            output) or "gguf" (the file's own blocks). docs/models.md says what each costs and gives.
         max_model_len: longest sequence, prompt and output, in tokens; None takes what the model was made for, or
             what the KV cache holds if that is less.
         max_num_seqs: requests that run at once.
@@ -53,6 +56,7 @@ class EngineConfig:
 
     model: str
     dtype: str = "auto"
+    weights_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
@@ -74,8 +78,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model: must be a name or a path, not {self.model!r}")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        for name, known in (("dtype", DTYPES), ("weights_dtype", WEIGHTS_DTYPES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
         if isinstance(self.page_size, float) or self.page_size not in PAGE_SIZES:
             raise ConfigError(f"page_size: {self.page_size!r} is not one of {', '.join(map(str, PAGE_SIZES))}")
         if self.compile_guard not in COMPILE_GUARDS:
@@ -125,7 +130,8 @@ class EngineConfig:
         Raises:
             ConfigError: the context asked for is longer than the model's, or the KV cache is too small for it.
         """
-        config = replace(self, dtype="bfloat16" if self.dtype == "auto" else self.dtype)
+        dtype = "bfloat16" if self.dtype == "auto" else self.dtype
+        config = replace(self, dtype=dtype, weights_dtype=dtype if self.weights_dtype == "auto" else self.weights_dtype)
         wanted = self.max_model_len or spec.max_position
         if wanted > spec.max_position:
             raise ConfigError(f"max_model_len: {wanted} is more than the model's {spec.max_position}")

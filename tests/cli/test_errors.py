@@ -95,6 +95,8 @@ def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--page-size", "12"], "page_size: 12 is not one of 8, 16, 32, 64"),
         (["--kv-cache-bytes", "1", "--kv-cache-share", "0.5"], "kv_cache_share: cannot be given together"),
         (["--kv-cache-bytes", "1"], "kv_cache_bytes: 1 bytes hold not even one page"),
+        (["--weights-dtype", "int4"], "weights_dtype: 'int4' is not one of auto, float32, bfloat16, int8, gguf"),
+        (["--weights-dtype", "gguf"], "weights_dtype: 'gguf' keeps the blocks of a GGUF file, and "),
         (["--num-tokens-paddings", "64,a"], "'64,a' is not a list of numbers such as 8,16,32"),
         (["--num-reqs-paddings", ""], "'' is not a list of numbers"),
         (["--num-tokens-paddings", "32"], "num_tokens_paddings: the last size must be 64, not 32"),

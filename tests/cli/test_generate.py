@@ -90,7 +90,8 @@ def test_throughput_writes_the_figures_that_it_promises(cli: Cli, tiny_folder: P
     assert outcome.code == 0
     report = json.loads(file.read_text())
     assert set(report) == {
-        "model", "dtype", "startup_s", "variants_compiled", "compilations_after_warmup", "peak_rss_bytes", "results",
+        "model", "dtype", "weights_dtype", "startup_s", "variants_compiled", "compilations_after_warmup",
+        "peak_rss_bytes", "results",
     }  # fmt: skip
     promised = (inspect.getdoc(measure) or "").partition("Returns:")[2]
     assert set(re.findall(r"`(\w+)`", promised)) == set(report) | set(report["results"][0])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter
+from gguf.constants import GGMLQuantizationType
 from safetensors.numpy import load_file
 
 OUTSIDE = {
@@ -35,12 +37,21 @@ INSIDE_GEMMA = {
 }
 
 
-def write(folder: Path, path: Path, arch: str, *, permute: bool = False, norm_offset: float = 0.0) -> Path:
+def write(
+    folder: Path,
+    path: Path,
+    arch: str,
+    *,
+    permute: bool = False,
+    norm_offset: float = 0.0,
+    stored: Mapping[str, tuple[str, np.ndarray]] | None = None,
+) -> Path:
     """Writes the model in `folder` to `path`.
 
     Args:
         permute: reorder the rows of q and k for interleaved rotation, as files of architecture llama have them.
         norm_offset: added to every norm, as files of architecture gemma3 have it.
+        stored: type and rows as stored, by the file's name of a tensor, to write instead of what the folder has.
     """
     config = json.loads((folder / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -60,6 +71,10 @@ def write(folder: Path, path: Path, arch: str, *, permute: bool = False, norm_of
         writer.add_sliding_window(config["sliding_window"])  # but neither the local rope base nor the layer pattern
     for name, tensor in load_file(folder / "model.safetensors").items():
         target = _name(name, INSIDE_GEMMA if arch == "gemma3" else INSIDE)
+        if stored and target in stored:
+            dtype, rows = stored[target]
+            writer.add_tensor(target, rows, raw_dtype=GGMLQuantizationType[dtype])
+            continue
         if permute and target.endswith(("attn_q.weight", "attn_k.weight")):
             tensor = interleave(tensor, heads if "attn_q" in target else kv_heads)
         writer.add_tensor(target, tensor + np.float32(norm_offset) if "norm" in target else tensor)

@@ -7,9 +7,18 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 
-BLOCK_ONLY = ("Q4_K", "Q5_K", "Q6_K")  # the package can read but not write these
+# The package can read but not write these: where the float16 scales lie in a block, and scales with which values are
+# mostly of 0.01 to 0.1, as the weights of a model are.
+BLOCK_ONLY = {
+    "IQ4_NL": {0: 5e-4},
+    "Q2_K": {80: 4e-3, 82: 6e-3},
+    "Q3_K": {108: 1e-3},
+    "Q4_K": {0: 1e-4, 2: 7.5e-4},
+    "Q5_K": {0: 5e-5, 2: 7.5e-4},
+    "Q6_K": {208: 2e-5},
+}
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *BLOCK_ONLY)
 
 
@@ -21,10 +30,20 @@ def stored_rows(dtype: str, rows: int, columns: int, seed: int = 0) -> np.ndarra
         return quantize(rng.normal(size=(rows, columns)).astype(np.float32), kind)
     elements, size = GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, columns // elements, size), np.uint8)
-    # The float16 scales: keep their exponents small enough for finite values. Q6_K has one, at the end.
-    for high_byte in [size - 1] if dtype == "Q6_K" else [1, 3]:
-        blocks[:, :, high_byte] &= 0xBF
+    for place in BLOCK_ONLY[dtype]:
+        blocks[:, :, place + 1] &= 0xBF  # keeps the exponents small enough for finite values
     return blocks.reshape(rows, -1)
+
+
+def small_blocks(dtype: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Return a random matrix in bytes whose values are as small as the weights of a model are."""
+    stored = stored_rows(dtype, rows, columns, seed)
+    if dtype not in BLOCK_ONLY:
+        return quantize(0.05 * dequantize(stored, GGMLQuantizationType[dtype]), GGMLQuantizationType[dtype])
+    blocks = stored.reshape(rows, -1, GGML_QUANT_SIZES[GGMLQuantizationType[dtype]][1])
+    for place, scale in BLOCK_ONLY[dtype].items():
+        blocks[..., place : place + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return stored
 
 
 def write_gguf(path: Path, tensors: dict[str, tuple[str, np.ndarray]], alignment: int | None = None) -> Path:

@@ -37,6 +37,25 @@ def test_every_type_equals_the_package(tmp_path: Path, dtype: str) -> None:
         assert np.array_equal(out.ravel(), expected.ravel().astype(target))
 
 
+@pytest.mark.parametrize("dtype", ["F16", "Q8_0", "Q6_K"])
+def test_x10_rows_are_read_alone_and_as_they_are_stored(tmp_path: Path, dtype: str) -> None:
+    stored = stored_rows(dtype, 100, COLUMNS)
+    tensors = {"first": ("F32", np.ones(7, np.float32)), "w": (dtype, stored)}
+    file = GGUFFile.open(write_gguf(tmp_path / "m.gguf", tensors))
+    assert file.read_stored("w").tobytes() == stored.tobytes()
+    assert len(file.read_stored("w")) == 100
+    whole = file.read("w")
+    for first, count in [(0, 100), (0, 1), (99, 1), (70, 30), (33, 2), (100, 0)]:
+        out = np.empty((count, COLUMNS), np.float32)
+        file.read_rows_into("w", first, out)
+        assert np.array_equal(out, whole[first : first + count])
+    for first, count in [(-1, 1), (100, 1), (71, 30), (0, 101)]:
+        with pytest.raises(ValueError, match=r"^w \(100, 512\) has no rows"):
+            file.read_rows_into("w", first, np.empty((count, COLUMNS), np.float32))
+    with pytest.raises(ValueError, match=r"^w \(3, 512\) needs a C-contiguous array of 1536 elements, got \(3, 511\)"):
+        file.read_rows_into("w", 0, np.empty((3, COLUMNS - 1), np.float32))
+
+
 def test_metadata_has_python_values(tmp_path: Path) -> None:
     file = GGUFFile.open(write_gguf(tmp_path / "m.gguf", {}))
     metadata = file.metadata
@@ -107,10 +126,10 @@ def test_target_that_does_not_fit_is_refused(tmp_path: Path, out: np.ndarray) ->
 
 
 def test_unsupported_type_is_refused_by_name(tmp_path: Path) -> None:
-    stored = np.zeros((2, 84), np.uint8)
-    path = write_gguf(tmp_path / "m.gguf", {"blk.0.w": ("Q2_K", stored)})
+    stored = np.zeros((2, 74), np.uint8)
+    path = write_gguf(tmp_path / "m.gguf", {"blk.0.w": ("IQ2_XS", stored)})
     with pytest.raises(
-        ModelError, match=r"m\.gguf: tensor 'blk\.0\.w' has the type Q2_K; supported are F32, F16, .*Q6_K"
+        ModelError, match=r"m\.gguf: tensor 'blk\.0\.w' has the type IQ2_XS; supported are F32, F16, .*Q6_K"
     ):
         GGUFFile.open(path)
 

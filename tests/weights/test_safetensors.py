@@ -48,6 +48,16 @@ def test_every_type_equals_what_was_saved(tmp_path: Path, dtype: str) -> None:
         assert np.array_equal(out.ravel(), saved.ravel().astype(target))
 
 
+def test_x10_rows_are_read_alone(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    folder = SafetensorsFolder.open(tmp_path)
+    out = np.empty((1, 3), np.float32)
+    folder.read_rows_into("a", 1, out)
+    assert out.tolist() == [[3, 4, 5]]
+    with pytest.raises(ValueError, match=r"^a \(2, 3\) has no rows 2 to 3"):
+        folder.read_rows_into("a", 2, out)
+
+
 @pytest.mark.parametrize("with_index", [True, False])
 def test_shards_are_one_folder(tmp_path: Path, with_index: bool) -> None:
     write_shards(tmp_path, with_index)

@@ -28,9 +28,9 @@ def measure(
         batch_sizes: numbers of parallel requests.
 
     Returns:
-        `model`, `dtype`, `startup_s`, `variants_compiled`, `compilations_after_warmup`, `peak_rss_bytes`, and
-        `results`, a list of `batch_size`, `prompt_tokens`, `output_tokens`, `prefill_tok_s`, `decode_tok_s` and
-        `step_ms`.
+        `model`, `dtype`, `weights_dtype`, `startup_s`, `variants_compiled`, `compilations_after_warmup`,
+        `peak_rss_bytes`, and `results`, a list of `batch_size`, `prompt_tokens`, `output_tokens`, `prefill_tok_s`,
+        `decode_tok_s` and `step_ms`.
     """
     if not batch_sizes or min(batch_sizes) < 1:
         raise ConfigError(f"batch_sizes: must be positive, not {list(batch_sizes)}")
@@ -40,6 +40,7 @@ def measure(
     return {
         "model": llm.engine.config.model,
         "dtype": llm.engine.config.dtype,
+        "weights_dtype": llm.engine.config.weights_dtype,
         "startup_s": round(llm.built.startup_s, 3),
         "variants_compiled": len(llm.engine.manager.buckets),
         "compilations_after_warmup": compilations() - before,
@@ -79,7 +80,8 @@ def _peak_rss_bytes() -> int:
 def format_report(report: dict[str, Any]) -> str:
     """The figures as a table for the terminal."""
     lines = [
-        f"{report['model']}, {report['dtype']}: ready in {report['startup_s']:.1f} s, "
+        f"{report['model']}, {report['dtype']}, weights {report['weights_dtype']}: "
+        f"ready in {report['startup_s']:.1f} s, "
         f"{report['variants_compiled']} variants compiled, "
         f"{report['compilations_after_warmup']} compilations after warm-up, "
         f"peak memory {report['peak_rss_bytes'] / 1e6:.0f} MB",

@@ -13,6 +13,7 @@ import typer
 # checks apply: nothing is said twice.
 ENGINE = {
     "dtype": (str, "auto (bfloat16), float32 or bfloat16."),
+    "weights_dtype": (str, "auto (as dtype), float32, bfloat16, int8, or gguf for a GGUF file's own blocks."),
     "max_model_len": (int, "Longest sequence in tokens, prompt and answer."),
     "max_num_seqs": (int, "Requests that run at once."),
     "max_num_batched_tokens": (int, "Most tokens that one step computes."),

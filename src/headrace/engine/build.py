@@ -43,9 +43,10 @@ class Built:
         config, o = self.engine.config, self.engine.manager.options
         compiled = self.engine.manager.buckets
         buckets = ", ".join(f"{tokens}x{requests}" for tokens, requests in compiled) or "each at its first use"
+        weights = "" if config.weights_dtype == config.dtype else f", weights {config.weights_dtype}"
         return (
-            f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype} "
-            f"on {jax.default_backend()}\n"
+            f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype}"
+            f"{weights} on {jax.default_backend()}\n"
             f"KV cache {o.num_pages} pages of {o.page_size} tokens, longest context {o.max_model_len} tokens, "
             f"up to {o.max_num_seqs} requests at once\n"
             f"compiled steps (tokens x requests): {buckets}\n"
@@ -82,7 +83,7 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         saved_steps=saved_steps,
         debug=config.debug,
     )
-    weights = load_weights(checkpoint, config.jax_dtype, progress=progress)
+    weights = load_weights(checkpoint, config.jax_dtype, config.weights_dtype, progress=progress)
     phases.ends("weights")
     manager = ExecutionManager(checkpoint.spec, weights, options)
     phases.ends("state")

@@ -18,8 +18,17 @@ def differences(expected: Any, given: Any) -> Iterator[str]:
 
     Yields:
         One line for each leaf that is missing, unknown, no array, or of another shape, dtype, weak type or sharding.
-        The sharding counts where both leaves have one.
+        The sharding counts where both leaves have one. Where all leaves agree, the node whose static part differs.
     """
+    found = False
+    for line in _leaf_differences(expected, given):
+        found = True
+        yield line
+    if not found and not _same_structure(expected, given):
+        yield _other_node(expected, given, "")
+
+
+def _leaf_differences(expected: Any, given: Any) -> Iterator[str]:
     wanted, got = _leaves(expected), _leaves(given)
     for path, want in wanted.items():
         if path not in got:
@@ -35,6 +44,25 @@ def differences(expected: Any, given: Any) -> Iterator[str]:
     for path in got:
         if path not in wanted:
             yield f"{path} is not in the model"
+
+
+def _other_node(expected: Any, given: Any, path: str) -> str:
+    """The innermost pair of nodes that differ although their leaves have the same paths: of another class, or with
+    other static fields."""
+    for (key, want), (_, have) in zip(_children(expected), _children(given), strict=True):
+        if not _same_structure(want, have):
+            return _other_node(want, have, path + jax.tree_util.keystr(key))
+    return f"{path.lstrip('.')} is {jax.tree.structure(given)}, compiled for {jax.tree.structure(expected)}"
+
+
+def _same_structure(one: Any, other: Any) -> bool:
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (one, other)]
+    return bool(structures[0] == structures[1])
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    children: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda inner: inner is not node)
+    return children
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

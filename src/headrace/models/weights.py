@@ -8,7 +8,7 @@ from typing import Literal
 
 import jax
 
-from headrace.layers.linear import DenseWeight
+from headrace.layers.linear import EmbeddingLeaf, WeightLeaf
 from headrace.models.spec import DecoderSpec
 
 Axis = Literal["vocab", "hidden", "heads", "mlp", "head_dim"] | None
@@ -25,16 +25,16 @@ class LayerWeights:
     """
 
     attn_norm: jax.Array
-    qkv: DenseWeight
+    qkv: WeightLeaf
     qkv_bias: jax.Array | None
     q_norm: jax.Array | None
     k_norm: jax.Array | None
-    o: DenseWeight
+    o: WeightLeaf
     o_bias: jax.Array | None
     post_attn_norm: jax.Array | None
     mlp_norm: jax.Array
-    gate_up: DenseWeight
-    down: DenseWeight
+    gate_up: WeightLeaf
+    down: WeightLeaf
     post_mlp_norm: jax.Array | None
 
 
@@ -44,10 +44,10 @@ class DecoderWeights:
     """All weights: embedding [vocab, hidden], layers, final norm, output head (None when it is the embedding), and
     the rotary frequencies [head_dim / 2] of each `RopeSpec`."""
 
-    embedding: DenseWeight
+    embedding: EmbeddingLeaf
     layers: tuple[LayerWeights, ...]
     final_norm: jax.Array
-    head: DenseWeight | None
+    head: WeightLeaf | None
     inv_freqs: tuple[jax.Array, ...]
 
 
@@ -81,7 +81,7 @@ class WeightDecl:
 
     @property
     def is_matrix(self) -> bool:
-        """Matrices take the weights' dtype; vectors stay float32."""
+        """Matrices become weight leaves; vectors stay float32 arrays."""
         return len(self.shape) == 2
 
 

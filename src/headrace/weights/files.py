@@ -66,6 +66,10 @@ class TensorFile(Protocol):
         """
         ...
 
+    def read_rows_into(self, name: str, first: int, out: np.ndarray[Any, Any]) -> None:
+        """Convert the rows from ``first`` on, as many as ``out`` [rows, ...] has; else as ``read_into``."""
+        ...
+
     def read(self, name: str) -> np.ndarray[Any, Any]:
         """Return the whole tensor as float32 in its own shape; raises KeyError if there is no such tensor."""
         ...
@@ -119,6 +123,12 @@ class MappedFile:
                 self.drop(start, stop)
         self.drop(*span)
 
+    def copy(self, span: tuple[int, int]) -> np.ndarray[Any, Any]:
+        """A copy of these bytes; the pages that were read are dropped."""
+        stored = self._bytes[slice(*span)].copy()
+        self.drop(*span)
+        return stored
+
     def drop(self, start: int, stop: int) -> None:
         """Let the system take back the pages of these bytes; reading them again fetches them again."""
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
@@ -128,11 +138,20 @@ class MappedFile:
                 self.map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
-def flat_target(info: TensorInfo, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return ``out`` as one dimension after checking that the tensor fits it; raises ValueError if not."""
-    elements = math.prod(info.shape)
+def flat_target(info: TensorInfo, out: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return ``out`` as one dimension after checking that it takes this shape of the tensor; raises ValueError if
+    not."""
+    elements = math.prod(shape)
     if out.dtype not in TARGET_DTYPES:
         raise ValueError(f"{info.name} cannot be read into {out.dtype}, only into float32, float16 or bfloat16")
     if out.size != elements or not out.flags.c_contiguous:
-        raise ValueError(f"{info.name} {info.shape} needs a C-contiguous array of {elements} elements, got {out.shape}")
+        raise ValueError(f"{info.name} {shape} needs a C-contiguous array of {elements} elements, got {out.shape}")
     return out.reshape(-1)
+
+
+def row_span(info: TensorInfo, span: tuple[int, int], first: int, count: int) -> tuple[int, int]:
+    """Where these rows of a tensor start and stop, given where the tensor does; raises ValueError beyond its end."""
+    if not 0 <= first <= first + count <= info.shape[0]:
+        raise ValueError(f"{info.name} {info.shape} has no rows {first} to {first + count}")
+    row_bytes = (span[1] - span[0]) // info.shape[0]
+    return span[0] + first * row_bytes, span[0] + (first + count) * row_bytes

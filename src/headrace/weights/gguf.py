@@ -11,7 +11,7 @@ import numpy as np
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from headrace.weights.files import PLAIN_DTYPES, MappedFile, TensorInfo, flat_target
+from headrace.weights.files import PLAIN_DTYPES, MappedFile, TensorInfo, flat_target, row_span
 from headrace.weights.gguf_header import block_sizes, parse_header
 
 
@@ -51,15 +51,27 @@ class GGUFFile:
     def read_into(self, name: str, out: np.ndarray[Any, Any]) -> None:
         """Dequantise or convert the whole tensor into ``out``, as ``TensorFile.read_into`` says."""
         info = self.tensors[name]
-        flat = flat_target(info, out)
-        # Rows are whole blocks, so the tensor is one sequence of blocks and chunks need not follow the rows.
-        self._file.convert(self._header.spans[name], block_sizes(info.dtype), partial(_decode, info.dtype), flat)
+        self._convert(info, self._header.spans[name], flat_target(info, out, info.shape))
+
+    def read_rows_into(self, name: str, first: int, out: np.ndarray[Any, Any]) -> None:
+        """Dequantise or convert some rows into ``out``, as ``TensorFile.read_rows_into`` says."""
+        info = self.tensors[name]
+        span = row_span(info, self._header.spans[name], first, len(out))
+        self._convert(info, span, flat_target(info, out, (len(out), *info.shape[1:])))
+
+    def read_stored(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the rows of a matrix as they are stored: bytes [rows, bytes per row] uint8."""
+        return self._file.copy(self._header.spans[name]).reshape(self.tensors[name].shape[0], -1)
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         """Return the whole tensor as float32 in its own shape; raises KeyError if there is no such tensor."""
         out = np.empty(self.tensors[name].shape, np.float32)
         self.read_into(name, out)
         return out
+
+    def _convert(self, info: TensorInfo, span: tuple[int, int], flat: np.ndarray[Any, Any]) -> None:
+        # Rows are whole blocks, so they are one sequence of blocks and chunks need not follow the rows.
+        self._file.convert(span, block_sizes(info.dtype), partial(_decode, info.dtype), flat)
 
 
 def _decode(dtype: str, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -22,7 +22,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from headrace.errors import ModelError
 from headrace.weights.files import MappedFile, TensorInfo
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+SUPPORTED_TYPES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
 
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from headrace.errors import ModelError
-from headrace.layers.linear import DenseWeight
+from headrace.errors import ConfigError, ModelError
+from headrace.layers.block_formats import FORMATS, split_fields
+from headrace.layers.blocks import BlockWeight
+from headrace.layers.fused import FusedWeight
+from headrace.layers.int8 import Int8Weight, quantize_rows
+from headrace.layers.linear import DenseWeight, WeightLeaf
 from headrace.layers.rope import inverse_frequencies
 from headrace.models.family import Family, GGUFHeader
 from headrace.models.registry import family_of_config, family_of_gguf
@@ -29,6 +33,8 @@ from headrace.weights.gguf import GGUFFile
 from headrace.weights.safetensors import SafetensorsFolder
 
 log = logging.getLogger(__name__)
+
+_CHUNK_ELEMENTS = 1 << 22  # read as float32 at a time, for conversion to int8
 
 _IGNORED = ("rotary_emb.inv_freq",)  # buffers of old checkpoints; computed from the config instead
 
@@ -103,30 +109,105 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, spec, family, file)
 
 
-def load_weights(checkpoint: Checkpoint, dtype: jnp.dtype, *, progress: bool = False) -> DecoderWeights:
-    """Reads every declared weight; matrices in `dtype`, vectors in float32.
+def load_weights(
+    checkpoint: Checkpoint, dtype: jnp.dtype, weights_dtype: str | None = None, *, progress: bool = False
+) -> DecoderWeights:
+    """Reads every declared weight: matrices as leaves of the form asked for, vectors in float32.
 
-    At most one array for each core exists twice at a time, and on the CPU none does: JAX takes over the filled buffer.
+    At most one array for each core exists twice at a time, and on the CPU dense ones do not: JAX takes over the filled
+    buffer.
+
+
+    Args:
+        dtype: of dense matrices, and of the operands of products with quantised ones.
+        weights_dtype: of the matrices: "float32" or "bfloat16", "int8" with a scale per output, or "gguf" for the
+            blocks of the file as they are, where what the file has as plain floats is dense. None takes `dtype`.
 
     Raises:
+        ConfigError: "gguf" for a model that is not a GGUF file.
         ModelError: tensors are missing or have another shape than the spec says; the first few are named.
     """
+    if weights_dtype == "gguf" and not checkpoint.is_gguf:
+        raise ConfigError(
+            f"weights_dtype: 'gguf' keeps the blocks of a GGUF file, and {checkpoint.path} is none; "
+            "use auto, float32, bfloat16 or int8"
+        )
     declarations = list(declare(checkpoint.spec))
     _check_tensors(checkpoint, declarations)
-    arrays: dict[tuple[str, int | None], jax.Array] = {}
+    leaves: dict[tuple[str, int | None], Any] = {}
 
-    def read(declaration: WeightDecl) -> jax.Array:
-        buffer = _aligned_empty(declaration.shape, jnp.dtype(dtype if declaration.is_matrix else jnp.float32))
-        for part in declaration.parts:
-            _fill(checkpoint, declaration, part, buffer)
-        array: jax.Array = jax.device_put(buffer)
-        return array
+    def read(declaration: WeightDecl) -> Any:
+        return jax.tree.map(jax.device_put, _read(checkpoint, declaration, dtype, weights_dtype))
 
     bar = tqdm(declarations, desc="loading weights", unit="array", disable=None if progress else True, leave=False)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy converts without the GIL
-        for declaration, array in zip(bar, pool.map(read, declarations), strict=True):
-            arrays[declaration.field, declaration.layer] = array
-    return _assemble(checkpoint.spec, arrays)
+        for declaration, leaf in zip(bar, pool.map(read, declarations), strict=True):
+            leaves[declaration.field, declaration.layer] = leaf
+    return _assemble(checkpoint.spec, leaves)
+
+
+def _read(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None) -> Any:
+    """A weight in its final form, but of NumPy arrays."""
+    if not declaration.is_matrix:
+        return _read_plain(checkpoint, declaration, jnp.dtype(jnp.float32))
+    if weights_dtype == "int8":
+        return _read_int8(checkpoint, declaration, dtype)
+    if weights_dtype == "gguf":
+        return _read_stored(checkpoint, declaration, dtype)
+    return DenseWeight(_read_plain(checkpoint, declaration, jnp.dtype(weights_dtype or dtype)))
+
+
+def _read_plain(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype) -> Any:
+    buffer = _aligned_empty(declaration.shape, dtype)
+    for part in declaration.parts:
+        _fill(checkpoint, declaration, part, buffer)
+    return buffer
+
+
+def _read_int8(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype) -> Int8Weight:
+    whole: Any = _aligned_empty(declaration.shape, jnp.dtype(jnp.int8))
+    scales: Any = _aligned_empty(declaration.shape[:1], jnp.dtype(jnp.float32))
+    for part in declaration.parts:
+        rows, columns = part.shape
+        # What fills the weight needs no array of its own.
+        array, scale = (np.empty(part.shape, np.int8), np.empty(rows, np.float32)) if part.view else (whole, scales)
+        step = max(1, _CHUNK_ELEMENTS // columns)
+        for first in range(0, rows, step):
+            chunk = np.empty((min(step, rows - first), columns), np.float32)
+            checkpoint.file.read_rows_into(checkpoint.name_of(part, declaration.layer), first, chunk)
+            array[first : first + step], scale[first : first + step] = quantize_rows(chunk)
+        if part.view:
+            _put(checkpoint, part, array, whole)
+            _put(checkpoint, part, scale, scales)
+    return Int8Weight(whole, scales, dtype)
+
+
+def _read_stored(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype) -> WeightLeaf:
+    """Blocks as they are in the file, plain floats in `dtype`. Parts of one form are one weight; others stay apart."""
+    names = [checkpoint.name_of(part, declaration.layer) for part in declaration.parts]
+    types = [checkpoint.file.tensors[name].dtype for name in names]
+    formats = {kind if kind in FORMATS else None for kind in types}
+    if len(formats) > 1:
+        parts = [_read_stored(checkpoint, _alone(declaration, part), dtype) for part in declaration.parts]
+        return FusedWeight(tuple(parts), tuple(part.count for part in declaration.parts), declaration.parts[0].view[2])
+    [format_name] = formats
+    if format_name is None:
+        return DenseWeight(_read_plain(checkpoint, declaration, dtype))
+    assert isinstance(checkpoint.file, GGUFFile)
+    fields: dict[str, Any] = {}
+    for part, name in zip(declaration.parts, names, strict=True):
+        for field, rows in split_fields(format_name, checkpoint.file.read_stored(name)).items():
+            if field not in fields:
+                fields[field] = _aligned_empty((declaration.shape[0], rows.shape[1]), rows.dtype)
+            _put(checkpoint, part, rows, fields[field])
+    return BlockWeight(fields, format_name, dtype)
+
+
+def _alone(declaration: WeightDecl, part: Part) -> WeightDecl:
+    """The declaration of a matrix of this one part."""
+    groups, _, size, columns = part.view
+    only = replace(part, view=(groups, part.count, size, columns), start=0)
+    return replace(declaration, shape=(groups * part.count * size, columns), parts=(only,))
 
 
 def _check_tensors(checkpoint: Checkpoint, declarations: Iterable[WeightDecl]) -> None:
@@ -150,18 +231,34 @@ def _check_tensors(checkpoint: Checkpoint, declarations: Iterable[WeightDecl]) -
 def _fill(checkpoint: Checkpoint, declaration: WeightDecl, part: Part, buffer: np.ndarray) -> None:
     """Reads one tensor of the file into its place in the weight's buffer."""
     name = checkpoint.name_of(part, declaration.layer)
-    target = buffer.reshape(part.view)[:, part.start : part.start + part.count] if part.view else buffer
-    permuted = checkpoint.is_gguf and checkpoint.family.gguf_permuted_qk and part.role[0] in "qk" and part.view
-    if target.flags.c_contiguous and not permuted:
+    target = _target(part, buffer)
+    if target.flags.c_contiguous and not _is_permuted(checkpoint, part):
         checkpoint.file.read_into(name, target)
     else:
         rows = np.empty(part.shape, buffer.dtype)
         checkpoint.file.read_into(name, rows)
-        if permuted:
-            rows = _half_rotation_order(rows, checkpoint.spec.head_dim)
-        target[...] = rows.reshape(target.shape)
+        _put(checkpoint, part, rows, buffer)
     if not checkpoint.is_gguf and part.role.endswith("norm") and checkpoint.family.hf_norm_offset:
         buffer += np.float32(checkpoint.family.hf_norm_offset)
+
+
+def _put(checkpoint: Checkpoint, part: Part, rows: np.ndarray, buffer: np.ndarray) -> None:
+    """Copies what belongs to the rows of a part, in the file's order, to its place among the rows of a weight."""
+    if _is_permuted(checkpoint, part):
+        rows = _half_rotation_order(rows, checkpoint.spec.head_dim)
+    target = _target(part, buffer)
+    target[...] = rows.reshape(target.shape)
+
+
+def _target(part: Part, buffer: np.ndarray) -> np.ndarray:
+    """The part's place in an array whose first axis is the weight's rows."""
+    if not part.view:
+        return buffer
+    return buffer.reshape(*part.view[:3], *buffer.shape[1:])[:, part.start : part.start + part.count]
+
+
+def _is_permuted(checkpoint: Checkpoint, part: Part) -> bool:
+    return checkpoint.is_gguf and checkpoint.family.gguf_permuted_qk and part.role[0] in "qk" and bool(part.view)
 
 
 def _half_rotation_order(rows: np.ndarray, head_dim: int) -> np.ndarray:
@@ -179,14 +276,13 @@ def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype, alignment: int = 64
     return raw[offset : offset + size].view(dtype).reshape(shape)
 
 
-def _assemble(spec: DecoderSpec, arrays: dict[tuple[str, int | None], jax.Array]) -> DecoderWeights:
-    def leaf(field: str, layer: int | None) -> Any:
-        array = arrays.get((field, layer))
-        if array is None:
-            return None
-        return DenseWeight(array) if array.ndim == 2 else array
+def _assemble(spec: DecoderSpec, leaves: dict[tuple[str, int | None], Any]) -> DecoderWeights:
+    def layer(index: int) -> LayerWeights:
+        fields: Any = {name: leaves.get((name, index)) for name in LayerWeights.__dataclass_fields__}
+        return LayerWeights(**fields)
 
-    fields = LayerWeights.__dataclass_fields__
-    layers = tuple(LayerWeights(**{f: leaf(f, i) for f in fields}) for i in range(spec.num_layers))
+    layers = tuple(map(layer, range(spec.num_layers)))
     inv_freqs = tuple(jnp.asarray(inverse_frequencies(rope)[0]) for rope in spec.ropes)
-    return DecoderWeights(leaf("embedding", None), layers, leaf("final_norm", None), leaf("head", None), inv_freqs)
+    return DecoderWeights(
+        leaves["embedding", None], layers, leaves["final_norm", None], leaves.get(("head", None)), inv_freqs
+    )

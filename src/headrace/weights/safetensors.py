@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from headrace.errors import ModelError
-from headrace.weights.files import PLAIN_DTYPES, MappedFile, TensorInfo, flat_target
+from headrace.weights.files import PLAIN_DTYPES, MappedFile, TensorInfo, flat_target, row_span
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -61,6 +61,10 @@ class SafetensorsFolder:
     def read_into(self, name: str, out: np.ndarray[Any, Any]) -> None:
         """Convert the whole tensor into ``out``, as ``TensorFile.read_into`` says."""
         self._shard_of[name].read_into(name, out)
+
+    def read_rows_into(self, name: str, first: int, out: np.ndarray[Any, Any]) -> None:
+        """Convert some rows into ``out``, as ``TensorFile.read_rows_into`` says."""
+        self._shard_of[name].read_rows_into(name, first, out)
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         """Return the whole tensor as float32 in its own shape; raises KeyError if there is no such tensor."""
@@ -114,9 +118,16 @@ class _Shard:
 
     def read_into(self, name: str, out: np.ndarray[Any, Any]) -> None:
         info = self.tensors[name]
+        self._convert(info, self._spans[name], flat_target(info, out, info.shape))
+
+    def read_rows_into(self, name: str, first: int, out: np.ndarray[Any, Any]) -> None:
+        info = self.tensors[name]
+        span = row_span(info, self._spans[name], first, len(out))
+        self._convert(info, span, flat_target(info, out, (len(out), *info.shape[1:])))
+
+    def _convert(self, info: TensorInfo, span: tuple[int, int], flat: np.ndarray[Any, Any]) -> None:
         dtype = PLAIN_DTYPES[info.dtype]
-        flat = flat_target(info, out)
-        self._file.convert(self._spans[name], (1, dtype.itemsize), methodcaller("view", dtype), flat)
+        self._file.convert(span, (1, dtype.itemsize), methodcaller("view", dtype), flat)
 
 
 def _find_files(folder: Path) -> list[Path]:
