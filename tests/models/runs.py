@@ -59,8 +59,9 @@ def all_logits(
         np.array(lens),
         np.arange(rows),
         page_table,
+        np.array([0, rows, rows]),
     )
-    ragged = RaggedBatch(*(jnp.asarray(x, jnp.int32) for x in batch))
+    ragged = RaggedBatch(*(jnp.asarray(x, jnp.int32) for x in batch), page_size=PAGE)
     tokens = np.pad(np.concatenate(sequences), (0, padding)).astype(np.int32)
     prompts = np.pad(np.repeat(lens if prompt_lens is None else prompt_lens, lens), (0, padding)).astype(np.int32)
     pool = JaxAttention(jnp.dtype(jnp.float32)).make_pages(page_table.size, PAGE, spec.num_kv_heads, spec.head_dim)

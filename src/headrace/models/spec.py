@@ -99,7 +99,3 @@ class DecoderSpec:
     def queries_per_kv(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
-
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values that one token occupies over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
