@@ -114,4 +114,5 @@ def attention_for(dtype: jnp.dtype, platform: str, choice: AttentionChoice = "au
 def page_bytes(kernel: AttentionKernel, page_size: int, kv_heads: int, head_dim: int) -> int:
     """Bytes of one page of one layer as the kernel stores it."""
     page = jax.eval_shape(lambda: kernel.make_pages(1, page_size, kv_heads, head_dim))
-    return math.prod(page.shape) * int(page.dtype.itemsize)
+    size: int = math.prod(page.shape) * page.dtype.itemsize
+    return size

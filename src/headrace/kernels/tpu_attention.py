@@ -105,9 +105,12 @@ class TpuAttention:
         pages = write_slices(kv.reshape(tokens, stored_heads, stored_dim), pages, work.slots)
 
         sharers = heads // kv_heads
-        q = jnp.pad(q.astype(self.dtype), ((0, 0), (0, pad_heads * sharers), (0, pad_dim)))
+        # The kernel takes four float32 key/value heads at a time, and the compiler eight query heads or all of them.
+        pad_sharers = int(self.dtype == jnp.float32 and sharers == 1 and stored_heads > 2 * 4)
+        q = q.astype(self.dtype).reshape(tokens, kv_heads, sharers, dim)
+        q = jnp.pad(q, ((0, 0), (0, pad_heads), (0, pad_sharers), (0, pad_dim)))
         out = ragged_paged_attention(
-            q,
+            q.reshape(tokens, -1, stored_dim),
             pages,
             work.seq_lens,
             work.table,
@@ -118,7 +121,8 @@ class TpuAttention:
             num_kv_pages_per_block=KEY_BLOCK // page_size,
             num_queries_per_block=min(QUERY_BLOCK, tokens),
         )
-        return out[:, :heads, :dim].astype(jnp.float32), pages
+        out = out.reshape(q.shape)[:, :kv_heads, :sharers, :dim]
+        return out.reshape(tokens, heads, dim).astype(jnp.float32), pages
 
     def _padded_heads(self, kv_heads: int) -> int:
         """Keys and values of so many heads fill tiles: 1, 2, 4 or a multiple of 8 words of 32 bits."""
