@@ -20,8 +20,9 @@ class RaggedBatch:
     """Where the tokens of a batch belong; shared by all layers of a step.
 
     Rows are requests: first those with one token in this step, then those with more, longest context first in both. A
-    token's row, position and place in the cache say everything: nothing depends on the size of the buckets. Kernels
-    that write inside the call (layout v3) go by `write_index`; for those that find the keys written (v2) see `slots.py`.
+    token's row, position and place in the cache say everything: nothing depends on the size of the buckets.
+
+    Kernels that write inside the call (layout v3) go by `write_index`, those that write before it (v2) by `slots.py`.
 
     Attributes:
         positions: [tokens] int32, position of each token in its sequence.
