@@ -78,7 +78,7 @@ def test_x8_v2_written_by_slices_before_the_call(window: int | None) -> None:
     [
         (GpuAttention, (9, 3), 64, 1),  # three heads share
         (GpuAttention, (6, 1), 20, 65),  # no power of two, and two programs for the six
-        (TpuAttention, (9, 3), 130, 65),  # padded to four key/value heads of 256
+        (TpuAttention, (9, 3), 100, 65),  # padded to four key/value heads of 128
     ],
 )
 def test_x8_heads_and_windows_in_bfloat16(
@@ -152,7 +152,7 @@ def test_each_platform_has_its_kernel_and_plain_jax_runs_on_all() -> None:
         ("gpu", jnp.bfloat16, 3, 80, (6, 80), "bfloat16"),
         ("tpu", jnp.float32, 1, 64, (2, 128), "float32"),
         ("tpu", jnp.float32, 3, 128, (8, 128), "float32"),
-        ("tpu", jnp.bfloat16, 3, 129, (8, 256), "bfloat16"),
+        ("tpu", jnp.bfloat16, 1, 129, (2, 256), "bfloat16"),
         ("tpu", jnp.bfloat16, 4, 64, (8, 128), "bfloat16"),
         ("tpu", jnp.bfloat16, 5, 64, (16, 128), "bfloat16"),
         ("tpu", jnp.float32, 5, 64, (16, 128), "float32"),
@@ -174,6 +174,9 @@ def test_the_tpu_kernel_says_what_it_cannot_do() -> None:
         TpuAttention(jnp.dtype(jnp.float16)).make_pages(3, 16, 2, 64)
     with pytest.raises(ConfigError, match="page_size: 24 does not divide 256"):
         TpuAttention(jnp.dtype(jnp.float32)).make_pages(3, 24, 2, 64)
+    for dtype, kv_heads in ((jnp.bfloat16, 2), (jnp.float32, 1)):
+        with pytest.raises(ConfigError, match=f"attention: the TPU kernel .* not {kv_heads} of 129 in .*; give jax"):
+            TpuAttention(jnp.dtype(dtype)).make_pages(3, 16, kv_heads, 129)
     # 32 rows of 4,096 pages fill half of the scalar memory; a page more does not fit.
     kernel = TpuAttention(jnp.dtype(jnp.float32))
     batch = World.make(jnp.float32, sequences=1, length=16 * 4097, heads=(1, 1), dim=1).batch([], (32, 32))

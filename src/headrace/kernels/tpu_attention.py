@@ -57,12 +57,19 @@ class TpuAttention:
         """See `AttentionKernel.make_pages`; heads and their sizes are padded.
 
         Raises:
-            ConfigError: the kernel cannot work on pages of this size or dtype.
+            ConfigError: the kernel cannot work on pages of this size or dtype, or on heads of this size.
         """
         if self.dtype not in (jnp.float32, jnp.bfloat16):
             raise ConfigError(f"dtype: the TPU attention kernel takes float32 and bfloat16, not {self.dtype.name}")
         if KEY_BLOCK % page_size:
             raise ConfigError(f"page_size: {page_size} does not divide {KEY_BLOCK}, as the TPU attention kernel needs")
+        # Keys are loaded from between values and other heads, and the compiler can skip rows only of this width. Two
+        # numbers of 16 bits make a row of words: a key and its value, which need no skipping where there are no others.
+        if head_dim > _LANES and (kv_heads > 1 or self.dtype == jnp.float32):
+            raise ConfigError(
+                f"attention: the TPU kernel takes heads wider than {_LANES} only in bfloat16 with one key/value head, "
+                f"not {kv_heads} of {head_dim} in {self.dtype.name}; give jax"
+            )
         shape = (num_pages, page_size, 2 * self._padded_heads(kv_heads), head_dim + -head_dim % _LANES)
         return jnp.zeros(shape, self.dtype)
 
