@@ -22,7 +22,7 @@ PAGE_BYTES = 16 * 128 * 4  # 16 tokens in float32
 @pytest.fixture(scope="module")
 def spec() -> DecoderSpec:
     spec = open_checkpoint(golden.ROOT / "llama3").spec
-    assert (spec.max_position, spec.kv_bytes_per_token(4)) == (256, 512)
+    assert (spec.max_position, spec.num_layers, spec.num_kv_heads, spec.head_dim) == (256, 2, 2, 16)
     return spec
 
 
@@ -49,6 +49,8 @@ def config(**options: Any) -> EngineConfig:
         {"kv_cache_bytes": 1},
         {"kv_cache_share": 1e-9},
         {"kv_cache_share": 1},
+        {"attention": "jax"},
+        {"attention": "pallas"},
         {"min_input_pad": 1},
         {"max_compiled_variants": 1},
         {"num_tokens_paddings": [1], "num_reqs_paddings": (1, 2)},
@@ -93,6 +95,8 @@ def test_values_at_the_bounds_are_taken(options: dict[str, Any]) -> None:
         ({"kv_cache_share": "0.5"}, "kv_cache_share: must be > 0 and <= 1, not '0.5'"),
         ({"kv_cache_share": True}, "kv_cache_share: must be > 0 and <= 1, not True"),
         ({"kv_cache_share": 0.5, "kv_cache_bytes": 1}, "kv_cache_share: cannot be given together with kv_cache_bytes"),
+        ({"attention": "flash"}, "attention: 'flash' is not one of auto, jax, pallas"),
+        ({"attention": None}, "attention: None is not one of"),
         ({"min_input_pad": 0}, "min_input_pad: must be a positive integer"),
         ({"max_compiled_variants": 0}, "max_compiled_variants: must be a positive integer"),
         ({"num_tokens_paddings": "46"}, "num_tokens_paddings: must be a list of sizes, not '46'"),
@@ -133,6 +137,12 @@ def test_x10_weights_take_the_dtype_unless_they_are_given_one(spec: DecoderSpec,
     for weights in ("float32", "bfloat16", "int8", "gguf"):
         full = config(dtype=dtype, weights_dtype=weights).resolve(spec)
         assert (full.dtype, full.weights_dtype) == (dtype, weights)
+
+
+def test_a_kernel_that_the_machine_has_not_is_refused(spec: DecoderSpec) -> None:
+    assert config(attention="jax").resolve(spec).kv_cache_bytes == config().resolve(spec).kv_cache_bytes
+    with pytest.raises(ConfigError, match="attention: there is no Pallas kernel for cpu; give auto or jax"):
+        config(attention="pallas").resolve(spec)
 
 
 def test_a_context_longer_than_the_models_is_refused(spec: DecoderSpec) -> None:

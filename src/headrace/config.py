@@ -12,11 +12,13 @@ import psutil
 
 from headrace.errors import ConfigError
 from headrace.execution.manager import CompileGuard
+from headrace.kernels.attention import AttentionChoice, attention_for, page_bytes
 from headrace.models.spec import DecoderSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS_DTYPES = (*DTYPES, "int8", "gguf")
 PAGE_SIZES = (8, 16, 32, 64)
+ATTENTIONS = get_args(AttentionChoice)
 COMPILE_GUARDS = get_args(CompileGuard)
 MAX_NUM_SEQS = 65536
 
@@ -42,6 +44,8 @@ class EngineConfig:
         kv_cache_bytes: memory for KV pages over all layers. None takes `kv_cache_share`.
         kv_cache_share: share of the free memory for KV pages, in (0, 1]; None takes a tenth, at most 1 GiB, on the
             CPU and 0.8 on an accelerator.
+        attention: kernel: "jax" (plain JAX, everywhere), "pallas" (the platform's own; GPU and TPU) or "auto" (the
+            platform's own where there is one).
         min_input_pad: smallest number of requests that a step is compiled for.
         num_tokens_paddings, num_reqs_paddings: sizes that steps are compiled for; None takes powers of two.
         max_compiled_variants: most compiled steps that are kept.
@@ -63,6 +67,7 @@ class EngineConfig:
     page_size: int = 16
     kv_cache_bytes: int | None = None
     kv_cache_share: float | None = None
+    attention: AttentionChoice = "auto"
     min_input_pad: int = 8
     num_tokens_paddings: Sequence[int] | None = None
     num_reqs_paddings: Sequence[int] | None = None
@@ -83,6 +88,8 @@ class EngineConfig:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
         if isinstance(self.page_size, float) or self.page_size not in PAGE_SIZES:
             raise ConfigError(f"page_size: {self.page_size!r} is not one of {', '.join(map(str, PAGE_SIZES))}")
+        if self.attention not in ATTENTIONS:
+            raise ConfigError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
         if self.compile_guard not in COMPILE_GUARDS:
             raise ConfigError(f"compile_guard: {self.compile_guard!r} is not one of {', '.join(COMPILE_GUARDS)}")
         for name in ("use_aot_forward", "debug", "prefix_caching", "overlap"):
@@ -122,7 +129,8 @@ class EngineConfig:
         return self.kv_cache_bytes // self._page_bytes(spec)
 
     def _page_bytes(self, spec: DecoderSpec) -> int:
-        return self.page_size * spec.kv_bytes_per_token(self.jax_dtype.itemsize)
+        kernel = attention_for(self.jax_dtype, jax.default_backend(), self.attention)
+        return spec.num_layers * page_bytes(kernel, self.page_size, spec.num_kv_heads, spec.head_dim)
 
     def resolve(self, spec: DecoderSpec) -> EngineConfig:
         """The same options with nothing left open.

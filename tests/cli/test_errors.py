@@ -93,6 +93,7 @@ def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--max-model-len", "1"], "max_model_len: must be at least 2"),
         (["--max-num-seqs", "0"], "max_num_seqs: must be a positive integer"),
         (["--page-size", "12"], "page_size: 12 is not one of 8, 16, 32, 64"),
+        (["--attention", "pallas"], "attention: there is no Pallas kernel for cpu; give auto or jax"),
         (["--kv-cache-bytes", "1", "--kv-cache-share", "0.5"], "kv_cache_share: cannot be given together"),
         (["--kv-cache-bytes", "1"], "kv_cache_bytes: 1 bytes hold not even one page"),
         (["--weights-dtype", "int4"], "weights_dtype: 'int4' is not one of auto, float32, bfloat16, int8, gguf"),

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
@@ -18,11 +19,12 @@ from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, RequestError
 from headrace.execution.batch import BatchLayout, HostBatch
-from headrace.execution.buckets import bucket_pairs, request_buckets, token_buckets
+from headrace.execution.buckets import Bucket, bucket_pairs, request_buckets, token_buckets
 from headrace.execution.compiled import CompiledSteps
 from headrace.execution.manager import ExecutionManager, ExecutionOptions
 from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES, ScheduledStep
 from headrace.execution.sequences import SequenceTable
+from headrace.execution.step import ragged_batch
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import SamplingRows, sample
 from headrace.text.tokenizer import Tokenizer
@@ -185,6 +187,26 @@ def test_fault_11_padding_writes_nowhere_also_when_the_last_page_is_full(driver:
         driver.generate(1, 8)  # every step of it is padded
         logits.append(np.asarray(driver.manager.execute(driver.schedule({0: 1})).logits)[0])
     np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("counts", [[], [1], [1, 1, 1], [5, 2], [1, 1, 1, 7, 4], [1] * 8, [2] * 8])
+@pytest.mark.parametrize("bucket", [(16, 8), (64, 8)])
+def test_fault_12_the_request_distribution_has_decodes_chunks_and_all(counts: list[int], bucket: Bucket) -> None:
+    layout, table, rows = BatchLayout(bucket, 16), SequenceTable(8, 32), np.arange(len(counts), dtype=np.int32)
+    for slot in range(8):
+        table.load(slot, [5] * 20, 20, GREEDY, seed=0)
+    batch = HostBatch(layout, num_slots=8)
+    batch.packed[:] = 7  # of a step before
+    batch.fill(ScheduledStep(rows, rows * 0, np.array(counts, np.int32), rows < 0), table)
+    pages = jnp.zeros((8, 2), jnp.int32)
+    ragged = jax.jit(lambda packed: ragged_batch(layout.unpack(packed), pages, 16, 13))(batch.packed)
+    assert ragged.request_distribution.dtype == jnp.int32
+    decodes, chunks, total = ragged.request_distribution.tolist()
+    assert total == len(counts)
+    per_row = np.diff(np.asarray(ragged.query_start))
+    assert (per_row[:decodes] == 1).all()
+    assert (per_row[decodes:chunks] > 1).all()
+    assert not per_row[chunks:].any()
 
 
 def test_fault_14_a_prompt_that_leaves_no_room_is_refused_and_never_cut(tiny_folder: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.kernels.attention import RaggedBatch
+from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.kernels.jax_attention import JaxAttention
+from kernels.interpret import interpreted
 
 Chunk = tuple[int, int, int]  # (sequence, tokens before the chunk, tokens in the chunk)
 Bucket = tuple[int, int]  # (tokens, rows)
@@ -35,10 +37,12 @@ class World:
     them name pages of other sequences. Everything that was never written is NaN.
 
     Attributes:
+        kernel: what is tested; the pool is laid out as it wants it, with zeros where it pads.
         q: [sequences, length, heads, dim]; kv: [sequences, length, kv_heads, 2, dim], both float32.
     """
 
     dtype: jnp.dtype
+    kernel: AttentionKernel
     page_size: int
     q: np.ndarray
     kv: np.ndarray
@@ -56,22 +60,29 @@ class World:
         dim: int = 16,
         page_size: int = 16,
         seed: int = 0,
+        kernel: type[Any] = JaxAttention,
     ) -> World:
         rng = np.random.default_rng(seed)
         q = rng.normal(size=(sequences, length, heads[0], dim)).astype(np.float32)
         kv = rng.normal(size=(sequences, length, heads[1], 2, dim)).astype(np.float32)
         per_sequence = -(-length // page_size)
         pages = rng.permutation(sequences * per_sequence).reshape(sequences, per_sequence)
-        return cls(jnp.dtype(dtype), page_size, q, kv, pages.astype(np.int32), pages.size)
+        return cls(jnp.dtype(dtype), kernel(jnp.dtype(dtype)), page_size, q, kv, pages.astype(np.int32), pages.size)
 
     def pool(self, before: dict[int, int]) -> np.ndarray:
-        """Pages [pages, page_size, 2 * kv_heads, dim], as the kernel stores them, with `before[s]` tokens written."""
-        kv_heads, _, dim = self.kv.shape[2:]
-        pages = np.full((self.num_pages * self.page_size, 2 * kv_heads, dim), np.nan, np.float32)
+        """Pages as the kernel stores them, with `before[s]` tokens written."""
+        form = jax.eval_shape(lambda: self.kernel.make_pages(self.num_pages, self.page_size, *self.kv.shape[2::2]))
+        pages = np.full((self.num_pages * self.page_size, *form.shape[2:]), np.nan, np.float32)
         for sequence, count in before.items():
-            pages[self.places(sequence)[:count]] = self.kv[sequence, :count].reshape(count, 2 * kv_heads, dim)
-        stored = pages.astype(self.dtype).reshape(self.num_pages, self.page_size, 2 * kv_heads, dim)
-        return stored.view(np.uint16) if stored.itemsize == 2 else stored
+            pages[self.places(sequence)[:count]] = self.stored(self.kv[sequence, :count], form.shape[2:])
+        return pages.astype(self.dtype).reshape(form.shape).view(form.dtype)
+
+    def stored(self, kv: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Keys and values [tokens, kv_heads, 2, dim] of tokens as [tokens, *shape], with zeros where that is more."""
+        tokens, kv_heads, _, dim = kv.shape
+        rows = np.zeros((tokens, *shape), np.float32)
+        rows[:, : 2 * kv_heads, :dim] = kv.reshape(tokens, 2 * kv_heads, dim)
+        return rows
 
     def places(self, sequence: int) -> np.ndarray:
         """Where in the flat pool each token of a sequence lies."""
@@ -98,7 +109,9 @@ class World:
             used = -(-(before + count) // self.page_size)
             table[sequence, used:] = self.table[sequence - 1, : table.shape[1] - used]
             at += count
-        return RaggedBatch(*map(jnp.asarray, (positions, token_rows, write, start, lens, slots, table)))
+        distribution = np.array([sum(count == 1 for _, _, count in chunks), len(chunks), len(chunks)], np.int32)
+        arrays = (positions, token_rows, write, start, lens, slots, table, distribution)
+        return RaggedBatch(*map(jnp.asarray, arrays), page_size=self.page_size)
 
     def inputs(self, chunks: Sequence[Chunk], tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """q and kv of the rows' tokens; what stands on padding is NaN."""
@@ -115,7 +128,8 @@ class World:
         """What the kernel gives for the rows' tokens [tokens present, heads, dim], and the pool after it."""
         q, kv = self.inputs(chunks, bucket[0])
         pool = self.pool({sequence: before for sequence, before, _ in chunks})
-        out, pages = _attend(self.dtype, window)(q, kv, pool, self.batch(chunks, bucket))
+        with interpreted():
+            out, pages = _attend(self.kernel, window)(q, kv, pool, self.batch(chunks, bucket))
         return np.asarray(out)[: sum(count for _, _, count in chunks)], np.asarray(pages)
 
     def expected(self, chunks: Sequence[Chunk], window: int | None) -> np.ndarray:
@@ -146,9 +160,7 @@ def random_chunks(world: World, rng: np.random.Generator, rows: int, tokens: int
 
 
 @cache
-def _attend(dtype: jnp.dtype, window: int | None) -> object:
-    kernel = JaxAttention(dtype)
-
+def _attend(kernel: AttentionKernel, window: int | None) -> object:
     @jax.jit
     def run(q: jax.Array, kv: jax.Array, pages: jax.Array, batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
         return kernel.attend(q, kv, pages, kernel.prepare(batch, window), scale=SCALE)

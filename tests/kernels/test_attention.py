@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.kernels.attention import attention_for
 from headrace.kernels.jax_attention import GROUP, KEY_TILE, QUERY_BLOCK, JaxAttention
 from kernels.ragged import MIX, Bucket, Chunk, World, random_chunks
 
@@ -135,11 +134,3 @@ def test_a_window_bounds_the_work() -> None:
     assert steps([(0, 1023, 1)], (8, 8), window=65) == 2
     # Blocks at 640..703 see from 577 on (tile 9), those at 704..767 from 641 on (tile 10).
     assert steps([(0, 640, 128)], (128, 8), window=64) == 2 + 2
-
-
-@pytest.mark.parametrize(("dtype", "storage"), [(jnp.float32, jnp.float32), (jnp.bfloat16, jnp.uint16)])
-def test_the_pool_has_the_shape_that_the_seam_promises(dtype: jnp.dtype, storage: jnp.dtype) -> None:
-    pages = attention_for(dtype).make_pages(3, 16, 2, 8)
-    assert pages.shape == (3, 16, 4, 8)
-    assert pages.dtype == storage
-    assert not pages.any()

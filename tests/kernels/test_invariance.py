@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from headrace.kernels.gpu_attention import GpuAttention
+from headrace.kernels.jax_attention import JaxAttention
 from kernels.ragged import MIX, Bucket, Chunk, World, random_chunks
 
 
@@ -17,19 +21,20 @@ def token_bits(world: World, chunks: list[Chunk], bucket: Bucket, window: int | 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "dim", "window"),
+    ("kernel", "dtype", "heads", "dim", "window"),
     [
-        (jnp.float32, (4, 2), 64, None),
-        (jnp.float32, (1, 1), 16, 5),
-        (jnp.float32, (8, 1), 32, None),
-        (jnp.float32, (4, 1), 256, 65),
-        (jnp.bfloat16, (9, 3), 64, None),
+        (JaxAttention, jnp.float32, (4, 2), 64, None),
+        (JaxAttention, jnp.float32, (1, 1), 16, 5),
+        (JaxAttention, jnp.float32, (8, 1), 32, None),
+        (JaxAttention, jnp.float32, (4, 1), 256, 65),
+        (JaxAttention, jnp.bfloat16, (9, 3), 64, None),
+        (GpuAttention, jnp.bfloat16, (9, 3), 64, 65),  # in the interpreter
     ],
 )
 def test_a_token_has_the_same_bits_in_any_batch(
-    dtype: jnp.dtype, heads: tuple[int, int], dim: int, window: int | None
+    kernel: type[Any], dtype: jnp.dtype, heads: tuple[int, int], dim: int, window: int | None
 ) -> None:
-    world = World.make(dtype, heads=heads, dim=dim)
+    world = World.make(dtype, heads=heads, dim=dim, kernel=kernel)
     expected: dict[tuple[int, int], bytes] = {}
     for sequence in range(8):  # every sequence whole and alone, in chunks that a bucket takes
         for start in range(0, 160, 64):

@@ -13,7 +13,7 @@ import numpy as np
 import golden
 from execution.steps import Driver
 from headrace.execution.manager import ExecutionManager, ExecutionOptions
-from headrace.kernels.attention import RaggedBatch
+from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.kernels.jax_attention import JaxAttention
 from headrace.models import decoder
 from headrace.models.spec import DecoderSpec
@@ -23,6 +23,7 @@ from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
 PAGE = 16
 TOKENS = 176  # the three prompts of a golden set have 98, and 72 follow
 LENGTH = 96  # of a sequence: 70 of a prompt and 24 that follow
+JAX = JaxAttention(jnp.dtype(jnp.float32))
 
 
 @cache
@@ -42,6 +43,7 @@ def all_logits(
     weights: DecoderWeights,
     sequences: Sequence[Sequence[int]],
     prompt_lens: Sequence[int] | None = None,
+    kernel: AttentionKernel = JAX,
 ) -> list[np.ndarray]:
     """Logits [length, vocab] of each sequence, in one pass over all of them; all prompt unless lengths are given."""
     lens = [len(sequence) for sequence in sequences]
@@ -59,19 +61,18 @@ def all_logits(
         np.array(lens),
         np.arange(rows),
         page_table,
+        np.array([0, rows, rows]),
     )
-    ragged = RaggedBatch(*(jnp.asarray(x, jnp.int32) for x in batch))
+    ragged = RaggedBatch(*(jnp.asarray(x, jnp.int32) for x in batch), page_size=PAGE)
     tokens = np.pad(np.concatenate(sequences), (0, padding)).astype(np.int32)
     prompts = np.pad(np.repeat(lens if prompt_lens is None else prompt_lens, lens), (0, padding)).astype(np.int32)
-    pool = JaxAttention(jnp.dtype(jnp.float32)).make_pages(page_table.size, PAGE, spec.num_kv_heads, spec.head_dim)
-    logits = np.asarray(_forward(spec)(weights, (pool,) * spec.num_layers, tokens, prompts, ragged))
+    pool = kernel.make_pages(page_table.size, PAGE, spec.num_kv_heads, spec.head_dim)
+    logits = np.asarray(_forward(spec, kernel)(weights, (pool,) * spec.num_layers, tokens, prompts, ragged))
     return np.split(logits[: len(positions)], np.cumsum(lens)[:-1])
 
 
 @cache
-def _forward(spec: DecoderSpec) -> object:
-    kernel = JaxAttention(jnp.dtype(jnp.float32))
-
+def _forward(spec: DecoderSpec, kernel: AttentionKernel) -> object:
     @jax.jit
     def run(
         weights: DecoderWeights,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import golden
+from headrace.kernels.gpu_attention import GpuAttention
+from headrace.kernels.tpu_attention import TpuAttention
 from headrace.models.registry import family_of_config
+from kernels.interpret import interpreted
 from models.runs import all_logits, checkpoint, scaled
 
 LEGACY = [name for name in golden.names() if (golden.ROOT / name / "config_legacy.json").exists()]
@@ -31,6 +36,15 @@ def test_logits_at_every_position_and_the_tokens_that_follow(name: str) -> None:
         np.testing.assert_allclose(best[:, 0] - best[:, 1], data.gaps[i], rtol=0, atol=2 * tolerance)
         logprobs = best[:, 0] - np.log(np.exp(rows - best[:, :1]).sum(-1)) - best[:, 0]
         np.testing.assert_allclose(logprobs, data.logprobs[i], rtol=0, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize(("kernel", "name"), [(GpuAttention, "gemma3"), (TpuAttention, "llama3")])
+def test_x8_the_same_logits_through_the_kernels_for_gpu_and_tpu(kernel: type[Any], name: str) -> None:
+    data, (opened, weights) = golden.load(name), checkpoint(name)
+    with interpreted():
+        found = all_logits(opened.spec, weights, data.prompts, kernel=kernel(jnp.dtype(jnp.float32)))
+    for ours, theirs in zip(found, data.logits, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=scaled(theirs))
 
 
 @pytest.mark.parametrize("name", LEGACY)

@@ -76,6 +76,7 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         vocab_limit=min(tokenizer.vocab_size, checkpoint.spec.vocab_size),
+        attention=config.attention,
         min_input_pad=config.min_input_pad,
         max_compiled_variants=config.max_compiled_variants,
         use_aot_forward=config.use_aot_forward,

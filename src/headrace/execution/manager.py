@@ -33,7 +33,7 @@ from headrace.execution.state import DeviceState, new_state
 from headrace.execution.step import StepResult, fused_step
 from headrace.execution.swap import place_like
 from headrace.execution.transfer import Transfers
-from headrace.kernels.attention import attention_for
+from headrace.kernels.attention import AttentionChoice, attention_for
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
@@ -55,6 +55,7 @@ class ExecutionOptions:
         max_num_batched_tokens: the largest token bucket.
         min_input_pad: the smallest request bucket.
         vocab_limit: ids from here on are never sampled.
+        attention: which attention kernel; see `attention_for`.
         max_compiled_variants: capacity of the cache of compiled steps.
         use_aot_forward: compile every step in `compile`; else each at its first use, with a warning.
         compile_guard: what happens when a step that is compiled ahead of time compiles something all the same: "off",
@@ -71,6 +72,7 @@ class ExecutionOptions:
     max_num_seqs: int
     max_num_batched_tokens: int
     vocab_limit: int
+    attention: AttentionChoice = "auto"
     min_input_pad: int = 8
     max_compiled_variants: int = 64
     use_aot_forward: bool = True
@@ -112,7 +114,7 @@ class ExecutionManager:
         self.spec, self.options = spec, options
         self.sequences = SequenceTable(options.max_num_seqs, options.max_model_len)
         self._weights = weights
-        self._kernel = attention_for(options.dtype)
+        self._kernel = attention_for(options.dtype, jax.default_backend(), options.attention)
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch] = {}
         self._state: DeviceState = self._new_state()

@@ -52,7 +52,7 @@ def fused_step(
     batch = layout.unpack(packed)
     updates = batch["page_updates"]
     page_table = state.page_table.at[updates[:, 0], updates[:, 1]].set(updates[:, 2], mode="drop")
-    ragged = _ragged(batch, page_table, layout.page_size, state.pages[0].shape[0])
+    ragged = ragged_batch(batch, page_table, layout.page_size, state.pages[0].shape[0])
 
     token_slots = batch["slots"].at[batch["token_rows"]].get(mode="clip")
     from_device = state.last_tokens.at[token_slots].get(mode="clip")
@@ -73,7 +73,8 @@ def fused_step(
     return DeviceState(pages, page_table, last_tokens), result
 
 
-def _ragged(batch: dict[str, jax.Array], page_table: jax.Array, page_size: int, num_pages: int) -> RaggedBatch:
+def ragged_batch(batch: dict[str, jax.Array], page_table: jax.Array, page_size: int, num_pages: int) -> RaggedBatch:
+    """What the attention kernels need of an unpacked batch; see `RaggedBatch`."""
     rows, positions = batch["token_rows"], batch["positions"]
     padding = rows >= batch["slots"].shape[0]
     slots = batch["slots"].at[rows].get(mode="clip")
@@ -88,6 +89,9 @@ def _ragged(batch: dict[str, jax.Array], page_table: jax.Array, page_size: int, 
         seq_lens=batch["seq_lens"],
         slots=batch["slots"],
         page_table=page_table,
+        # Every row with more than one token is a chunk of a prompt, so the second count is the third.
+        request_distribution=jnp.concatenate([batch["num_decodes"], batch["num_requests"], batch["num_requests"]]),
+        page_size=page_size,
     )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+
+from headrace.errors import ConfigError
+
+AttentionChoice = Literal["auto", "jax", "pallas"]
 
 
 @jax.tree_util.register_dataclass
@@ -17,6 +22,8 @@ class RaggedBatch:
     Rows are requests: first those with one token in this step, then those with more, longest context first in both. A
     token's row, position and place in the cache say everything: nothing depends on the size of the buckets.
 
+    Kernels that write inside the call (layout v3) go by `write_index`, those that write before it (v2) by `slots.py`.
+
     Attributes:
         positions: [tokens] int32, position of each token in its sequence.
         token_rows: [tokens] int32, row of each token; rows or more for padding.
@@ -26,6 +33,8 @@ class RaggedBatch:
         seq_lens: [rows] int32, tokens of the row in the cache once this step has written its own; 0 for padding.
         slots: [rows] int32, the row's line in `page_table`; out of range for padding.
         page_table: [slots, pages per sequence] int32; lines hold stale entries past their sequence's pages.
+        request_distribution: [3] int32: rows with one token, those and the rows with more, all rows but padding.
+        page_size: tokens per page; static.
     """
 
     positions: jax.Array
@@ -35,6 +44,8 @@ class RaggedBatch:
     seq_lens: jax.Array
     slots: jax.Array
     page_table: jax.Array
+    request_distribution: jax.Array
+    page_size: int = field(metadata={"static": True})
 
 
 class AttentionKernel(Protocol):
@@ -43,7 +54,7 @@ class AttentionKernel(Protocol):
     def make_pages(self, num_pages: int, page_size: int, kv_heads: int, head_dim: int) -> jax.Array:
         """The empty pool of one layer, [pages, page_size, 2 * kv_heads, head_dim], in the kernel's storage dtype.
 
-        The heads alternate key, value, key, value.
+        The heads alternate key, value, key, value. A kernel may ask for more heads, or wider ones, than the model has.
         """
         ...
 
@@ -75,8 +86,35 @@ class AttentionKernel(Protocol):
         ...
 
 
-def attention_for(dtype: jnp.dtype) -> AttentionKernel:
-    """The kernel for an element type of keys and values. There is one so far, which runs on every platform."""
+def attention_for(dtype: jnp.dtype, platform: str, choice: AttentionChoice = "auto") -> AttentionKernel:
+    """The kernel for an element type of keys and values.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu", as `jax.default_backend` has it.
+        choice: "jax" is plain JAX, which runs everywhere; "pallas" the platform's own kernel; "auto" that if there is
+            one.
+
+    Raises:
+        ConfigError: "pallas" on a platform without a kernel of its own.
+    """
+    dtype = jnp.dtype(dtype)
+    if choice != "jax" and platform == "tpu":
+        from headrace.kernels.tpu_attention import TpuAttention
+
+        return TpuAttention(dtype)
+    if choice != "jax" and platform == "gpu":
+        from headrace.kernels.gpu_attention import GpuAttention
+
+        return GpuAttention(dtype)
+    if choice == "pallas":
+        raise ConfigError(f"attention: there is no Pallas kernel for {platform}; give auto or jax")
     from headrace.kernels.jax_attention import JaxAttention
 
-    return JaxAttention(jnp.dtype(dtype))
+    return JaxAttention(dtype)
+
+
+def page_bytes(kernel: AttentionKernel, page_size: int, kv_heads: int, head_dim: int) -> int:
+    """Bytes of one page of one layer as the kernel stores it."""
+    page = jax.eval_shape(lambda: kernel.make_pages(1, page_size, kv_heads, head_dim))
+    size: int = math.prod(page.shape) * page.dtype.itemsize
+    return size

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.kernels.attention import RaggedBatch
+from headrace.kernels.blocks import QueryBlocks, most_blocks, query_blocks
 from headrace.layers.linear import MIN_ROWS
 from headrace.layers.reduce import row_sum
 
@@ -35,20 +36,14 @@ class _Work:
     """The blocks and groups of a batch.
 
     Attributes:
-        block_tokens: [blocks, block] int32, index of each query token; out of range where there is none.
-        block_positions: [blocks, block] int32, their positions; -1 where there is none, which sees no key.
-        block_slots: [blocks] int32, the line of the page table.
-        token_places: [tokens] int32, where each token lies in the flattened blocks.
+        blocks: the tokens of each block.
         tile_ends: [groups] int32, running total of the groups' tiles: the steps of the loop that belong to a group.
         tile_offsets: [groups] int32, what to add to a step of the loop to get the tile.
         window: int32 scalar; a distance that no two tokens have where the layer sees all.
         write_index, page_table: of the batch.
     """
 
-    block_tokens: jax.Array
-    block_positions: jax.Array
-    block_slots: jax.Array
-    token_places: jax.Array
+    blocks: QueryBlocks
     tile_ends: jax.Array
     tile_offsets: jax.Array
     window: jax.Array
@@ -76,20 +71,10 @@ class JaxAttention:
         """See `AttentionKernel.prepare`."""
         tokens, rows = batch.positions.shape[0], batch.seq_lens.shape[0]
         size = QUERY_BLOCK if tokens > rows else 1
-        # Each row begins a block, and another begins after every `size` tokens of a row.
-        blocks = rows + max(tokens - rows, 0) // size
-        group = min(GROUP, blocks)
-        blocks += -blocks % group
-        counts = batch.query_start[1:] - batch.query_start[:-1]
-        ends = jnp.cumsum((counts + size - 1) // size)
-        starts = jnp.concatenate([jnp.zeros(1, ends.dtype), ends])
-
-        block = jnp.arange(blocks)
-        row = jnp.minimum(jnp.searchsorted(ends, block, side="right"), rows - 1)
-        token = (batch.query_start[row] + (block - starts[row]) * size)[:, None] + jnp.arange(size)
-        present = (token < batch.query_start[row + 1][:, None]) & (block < ends[-1])[:, None]
-        positions = (batch.seq_lens[row] - batch.query_start[row + 1])[:, None] + token
-        positions = jnp.where(present, positions, -1)
+        count = most_blocks(batch, size)
+        group = min(GROUP, count)
+        blocks = query_blocks(batch, size, count + -count % group)
+        positions = blocks.positions
 
         reach = positions.max(-1).reshape(-1, group)
         if window is None:
@@ -100,13 +85,8 @@ class JaxAttention:
         tiles = jnp.maximum(reach.max(-1) // KEY_TILE + 1 - first_tiles, 0)  # -1 // KEY_TILE is -1: no tile
         tile_ends = jnp.cumsum(tiles)
 
-        token_row = jnp.minimum(batch.token_rows, rows - 1)
-        offset = jnp.arange(tokens) - batch.query_start[token_row]
         return _Work(
-            block_tokens=jnp.where(present, token, tokens),
-            block_positions=positions,
-            block_slots=batch.slots[row],
-            token_places=starts[token_row] * size + offset,
+            blocks=blocks,
             tile_ends=tile_ends,
             tile_offsets=first_tiles - (tile_ends - tiles),
             window=jnp.int32(window),
@@ -125,7 +105,7 @@ class JaxAttention:
         pages = self._write(kv, pages, work.write_index)
 
         q = (q * scale).reshape(tokens, kv_heads, sharers, dim)
-        q = q.at[work.block_tokens].get(mode="clip")  # [blocks, block, kv_heads, sharers, dim]
+        q = q.at[work.blocks.tokens].get(mode="clip")  # [blocks, block, kv_heads, sharers, dim]
         blocks, size = q.shape[:2]
         groups = work.tile_ends.shape[0]
         q = jnp.moveaxis(q, 1, 2).reshape(groups, blocks // groups, kv_heads, size * sharers, dim)
@@ -154,7 +134,7 @@ class JaxAttention:
         out = acc[..., :dim] / jnp.where(total > 0, total, 1.0)[..., None]
         out = out[..., : size * sharers, :].reshape(blocks, kv_heads, size, sharers, dim)
         out = jnp.moveaxis(out, 2, 1).reshape(blocks * size, heads, dim)
-        return out.at[work.token_places].get(mode="clip"), pages
+        return out.at[work.blocks.places].get(mode="clip"), pages
 
     def _write(self, kv: jax.Array, pages: jax.Array, write_index: jax.Array) -> jax.Array:
         tokens, kv_heads, _, dim = kv.shape
@@ -170,9 +150,9 @@ class JaxAttention:
         """Keys and values [blocks, kv_heads, KEY_TILE, dim] of a group's tile, the values padded to `VALUE_WIDTH`, and
         which query token sees which key [blocks, block, KEY_TILE]."""
         per_tile = KEY_TILE // pages.shape[1]
-        blocks = work.block_slots.shape[0] // work.tile_ends.shape[0]
-        slots = jax.lax.dynamic_slice_in_dim(work.block_slots, group * blocks, blocks)
-        positions = jax.lax.dynamic_slice_in_dim(work.block_positions, group * blocks, blocks)[..., None]
+        blocks = work.blocks.slots.shape[0] // work.tile_ends.shape[0]
+        slots = jax.lax.dynamic_slice_in_dim(work.blocks.slots, group * blocks, blocks)
+        positions = jax.lax.dynamic_slice_in_dim(work.blocks.positions, group * blocks, blocks)[..., None]
         # Past the table's end the last page is read again; those keys lie beyond every sequence.
         index = jnp.minimum(tile * per_tile + jnp.arange(per_tile), work.page_table.shape[1] - 1)
         page_ids = work.page_table.at[slots[:, None], index].get(mode="clip")
