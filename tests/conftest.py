@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from headrace.engine.build import use_compilation_cache
 from headrace.weights.sources import pull
 from tiny import write_model
 
+jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; the others use the first
 use_compilation_cache()  # so that the second run of the tests compiles next to nothing
 
 

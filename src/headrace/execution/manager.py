@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from headrace.errors import StepError
 from headrace.execution.batch import BatchLayout, HostBatch
@@ -27,10 +28,20 @@ from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, c
 from headrace.execution.retrace import differences
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
+from headrace.execution.spread import (
+    PER_RANK,
+    RankedBatch,
+    empty_state,
+    in_step_order,
+    largest_rank,
+    over_mesh,
+    put_per_rank,
+)
 from headrace.execution.state import DeviceState, new_state
 from headrace.execution.step import StepResult, fused_step
 from headrace.execution.swap import place_like
 from headrace.kernels.attention import attention_for
+from headrace.models.sharding import data_parallel_of, device_spec, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
@@ -41,7 +52,7 @@ CompileGuard = Literal["off", "count", "raise"]
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Sizes that the compiled steps depend on.
+    """Sizes that the compiled steps depend on; of one data parallel rank, where there are several.
 
     Attributes:
         dtype: of keys, values and attention products.
@@ -97,21 +108,36 @@ class ExecutionManager:
     `compile` first, then `execute` per step. The device state is consumed and replaced by each step; nothing else
     may hold on to it.
 
+    With a mesh each rank has slots, pages and a page table of its own, and a step holds rows of all ranks.
+
     Attributes:
+        mesh: the devices; None for the default one alone.
+        num_ranks: data parallel ranks.
         sequences: the host's copy of the sequences that hold a slot; the caller keeps it up to date.
         compilations_while_serving: programs that steps compiled after warm-up; 0 when all is well.
     """
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions) -> None:
-        self.spec, self.options = spec, options
-        self.sequences = SequenceTable(options.max_num_seqs, options.max_model_len)
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions, mesh: Mesh | None = None
+    ) -> None:
+        """Allocates the state.
+
+        Args:
+            spec: of the whole model.
+            weights: as `load_weights` gives them for the same mesh.
+        """
+        self.spec, self.options, self.mesh = spec, options, mesh
+        self.num_ranks = data_parallel_of(mesh)
+        self.sequences = SequenceTable(self.num_ranks * options.max_num_seqs, options.max_model_len)
+        self._device_spec = device_spec(spec, tensor_parallel_of(mesh))
         self._weights = weights
         self._kernel = attention_for(options.dtype)
         self._compiled = CompiledSteps(options.max_compiled_variants)
-        self._batches: dict[Bucket, HostBatch] = {}
+        self._batches: dict[Bucket, HostBatch | RankedBatch] = {}
+        self._new_state = self._device_state if mesh is None else empty_state(self._device_state, mesh)
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
-        self._forms = jax.tree.map(_shape_of, (self._weights, self._state))
+        self._forms = jax.tree.map(self._form_of, (self._weights, self._state))
         self.compilations_while_serving = 0
 
     def compile(
@@ -139,7 +165,7 @@ class ExecutionManager:
         tokens = check_paddings("num_tokens_paddings", tokens, o.max_num_batched_tokens)
         requests = check_paddings("num_reqs_paddings", requests, o.max_num_seqs)
         pairs = bucket_pairs(tokens, requests)
-        self._batches = {b: self._batches.get(b) or HostBatch(self._layout(b), o.max_num_seqs) for b in pairs}
+        self._batches = {b: self._batches.get(b) or self._new_batch(b) for b in pairs}
         if o.use_aot_forward:
             self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
         return time.perf_counter() - start
@@ -160,7 +186,8 @@ class ExecutionManager:
     def execute(self, batch: ScheduledStep | PreparedBatch) -> StepResult:
         """Dispatches one step and returns its result on the device, without waiting for it.
 
-        Rows of the result are in the step's order; rows past it are padding.
+        Rows of the result are in the step's order; rows past it are padding. With several ranks the rows of the first
+        come first, then its padding, then those of the next.
 
         Raises:
             StepError: no compiled bucket holds the batch, and the state is as before; or the compile guard found a
@@ -187,11 +214,11 @@ class ExecutionManager:
             raise StepError(f"a step of {bucket[0]} tokens x {bucket[1]} requests compiled {found} programs")
 
     def _prepare(self, step: ScheduledStep) -> PreparedBatch:
-        bucket, executable = self._step_for(step.total_tokens, len(step.slots))
+        bucket, executable = self._step_for(*largest_rank(step, self.options.max_num_seqs, self.num_ranks))
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
-        return PreparedBatch(bucket, executable, jax.device_put(batch.packed.copy()))
+        return PreparedBatch(bucket, executable, self._put(batch.packed.copy()))
 
     def _step_for(self, num_tokens: int, num_reqs: int) -> tuple[Bucket, Executable]:
         if self.options.use_aot_forward:
@@ -206,7 +233,7 @@ class ExecutionManager:
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
-        return np.asarray(result.tokens)[: len(step.slots)]
+        return in_step_order(np.asarray(result.tokens), step.slots, self.options.max_num_seqs, self.num_ranks)
 
     def update_graphs(
         self,
@@ -218,7 +245,9 @@ class ExecutionManager:
     ) -> None:
         """Uses other weights from the next step on; nothing is compiled, and running sequences keep their cache.
 
-        A step that was dispatched before still uses the old ones.
+        A step that was dispatched before still uses the old ones. Arrays come in the form that `load_weights` gives
+        for the manager's mesh, wherever they lie: where tensor parallel devices share the model, `gate_up` is divided
+        into shards and key/value heads may be there several times, see `LayerWeights`.
 
         Args:
             model: all arrays: weights and rotary frequencies.
@@ -281,26 +310,41 @@ class ExecutionManager:
 
     def _lower(self, bucket: Bucket) -> Any:
         layout = self._layout(bucket)
-        function = partial(fused_step, self.spec, self._kernel, layout, self.options.vocab_limit)
+        function: Any = partial(fused_step, self._device_spec, self._kernel, layout, self.options.vocab_limit)
+        if self.mesh is not None:
+            function = over_mesh(function, self.mesh, self._forms[0])
         return jax.jit(function, donate_argnums=1).lower(*self._argument_forms(bucket))
 
     def _argument_forms(self, bucket: Bucket) -> _Arguments:
         """Shapes instead of arrays: what a step is compiled for."""
         weights, state = self._forms
-        return _Arguments(weights, state, jax.ShapeDtypeStruct((self._layout(bucket).size,), jnp.int32))
+        size = self._layout(bucket).size
+        if self.mesh is None:
+            return _Arguments(weights, state, jax.ShapeDtypeStruct((size,), jnp.int32))
+        sharding = NamedSharding(self.mesh, PER_RANK)
+        packed = jax.ShapeDtypeStruct((self.num_ranks, size), jnp.int32, sharding=sharding)
+        return _Arguments(weights, state, packed)
 
     def _run_empty(self, bucket: Bucket, executable: Executable) -> None:
         """Runs a fresh step once without rows: what XLA prepares at a first call must not delay a request."""
         empty = np.empty(0, np.int32)
         batch = self._batches[bucket]
         batch.fill(ScheduledStep(empty, empty, empty, empty), self.sequences)
-        self._state, result = executable(self._weights, self._state, batch.packed)
+        self._state, result = executable(self._weights, self._state, self._put(batch.packed.copy()))
         result.tokens.block_until_ready()
 
-    def _new_state(self) -> DeviceState:
+    def _device_state(self) -> DeviceState:
+        """The empty state of one device."""
         o = self.options
-        return new_state(self.spec, self._kernel, o.num_pages, o.page_size, o.max_num_seqs, o.max_model_len)
+        return new_state(self._device_spec, self._kernel, o.num_pages, o.page_size, o.max_num_seqs, o.max_model_len)
 
+    def _new_batch(self, bucket: Bucket) -> HostBatch | RankedBatch:
+        layout, num_slots = self._layout(bucket), self.options.max_num_seqs
+        return HostBatch(layout, num_slots) if self.mesh is None else RankedBatch(layout, num_slots, self.num_ranks)
 
-def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+    def _put(self, packed: np.ndarray) -> jax.Array:
+        return jax.device_put(packed) if self.mesh is None else put_per_rank(packed, self.mesh)
+
+    def _form_of(self, array: jax.Array) -> jax.ShapeDtypeStruct:
+        sharding = None if self.mesh is None else array.sharding
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from headrace.errors import ModelError
@@ -20,6 +21,7 @@ from headrace.layers.linear import DenseWeight
 from headrace.layers.rope import inverse_frequencies
 from headrace.models.family import Family, GGUFHeader
 from headrace.models.registry import family_of_config, family_of_gguf
+from headrace.models.sharding import device_spec, partition, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights, Part, WeightDecl, declare
 from headrace.weights.files import TensorFile
@@ -101,15 +103,21 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, spec, family, file)
 
 
-def load_weights(checkpoint: Checkpoint, dtype: jnp.dtype, *, progress: bool = False) -> DecoderWeights:
+def load_weights(
+    checkpoint: Checkpoint, dtype: jnp.dtype, mesh: Mesh | None = None, *, progress: bool = False
+) -> DecoderWeights:
     """Reads every declared weight; matrices in `dtype`, vectors in float32.
 
-    At most one array exists twice at a time, and on the CPU none does: JAX takes over the filled buffer.
+    At most one array exists twice at a time, and on the CPU none does: JAX takes over the filled buffer. With a mesh
+    each device gets its own shard of it and nothing else.
 
     Raises:
+        ConfigError: the devices of the mesh cannot share the model evenly.
         ModelError: tensors are missing or have another shape than the spec says; the first few are named.
     """
-    declarations = list(declare(checkpoint.spec))
+    shards = tensor_parallel_of(mesh)
+    vocab_shards = device_spec(checkpoint.spec, shards).vocab_shards
+    declarations = list(declare(checkpoint.spec, shards))
     _check_tensors(checkpoint, declarations)
     arrays: dict[tuple[str, int | None], jax.Array] = {}
     bar = tqdm(declarations, desc="loading weights", unit="array", disable=None if progress else True, leave=False)
@@ -117,8 +125,20 @@ def load_weights(checkpoint: Checkpoint, dtype: jnp.dtype, *, progress: bool = F
         buffer = _aligned_empty(declaration.shape, jnp.dtype(dtype if declaration.is_matrix else jnp.float32))
         for part in declaration.parts:
             _fill(checkpoint, declaration, part, buffer)
-        arrays[declaration.field, declaration.layer] = jax.device_put(buffer)
-    return _assemble(checkpoint.spec, arrays)
+        placed = _place(buffer, mesh, partition(declaration.axes, vocab_shards))
+        arrays[declaration.field, declaration.layer] = placed
+    inv_freqs = tuple(_place(inverse_frequencies(r)[0], mesh, PartitionSpec()) for r in checkpoint.spec.ropes)
+    return _assemble(checkpoint.spec, arrays, inv_freqs)
+
+
+def _place(array: np.ndarray, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
+    placed: jax.Array
+    if mesh is None:
+        placed = jax.device_put(array)
+    else:
+        sharding = NamedSharding(mesh, spec)
+        placed = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return placed
 
 
 def _check_tensors(checkpoint: Checkpoint, declarations: Iterable[WeightDecl]) -> None:
@@ -151,7 +171,8 @@ def _fill(checkpoint: Checkpoint, declaration: WeightDecl, part: Part, buffer: n
         checkpoint.file.read_into(name, rows)
         if permuted:
             rows = _half_rotation_order(rows, checkpoint.spec.head_dim)
-        target[...] = rows.reshape(target.shape)
+        rows = rows.reshape(target.shape[0] // part.copies, *target.shape[1:])
+        target[...] = rows.repeat(part.copies, axis=0) if part.copies > 1 else rows
     if not checkpoint.is_gguf and part.role.endswith("norm") and checkpoint.family.hf_norm_offset:
         buffer += np.float32(checkpoint.family.hf_norm_offset)
 
@@ -171,7 +192,9 @@ def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype, alignment: int = 64
     return raw[offset : offset + size].view(dtype).reshape(shape)
 
 
-def _assemble(spec: DecoderSpec, arrays: dict[tuple[str, int | None], jax.Array]) -> DecoderWeights:
+def _assemble(
+    spec: DecoderSpec, arrays: dict[tuple[str, int | None], jax.Array], inv_freqs: tuple[jax.Array, ...]
+) -> DecoderWeights:
     def leaf(field: str, layer: int | None) -> Any:
         array = arrays.get((field, layer))
         if array is None:
@@ -180,5 +203,4 @@ def _assemble(spec: DecoderSpec, arrays: dict[tuple[str, int | None], jax.Array]
 
     fields = LayerWeights.__dataclass_fields__
     layers = tuple(LayerWeights(**{f: leaf(f, i) for f in fields}) for i in range(spec.num_layers))
-    inv_freqs = tuple(jnp.asarray(inverse_frequencies(rope)[0]) for rope in spec.ropes)
     return DecoderWeights(leaf("embedding", None), layers, leaf("final_norm", None), leaf("head", None), inv_freqs)
