@@ -29,6 +29,8 @@ ENGINE = {
     "prefix_caching": (bool, "Reuse what was computed for prompts that begin the same."),
     "max_queued_requests": (int, "Most requests that may wait to run."),
     "overlap": (bool, "Give the device its next step before reading the tokens of the last."),
+    "tensor_parallel": (int, "Devices that share one copy of the model."),
+    "data_parallel": (int, "Copies of the model, each with requests of its own."),
     "engine_seed": (int, "Seed of the draws of requests without a seed of their own."),
 }
 SAMPLING = {

@@ -14,6 +14,7 @@ import jax
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.gguf import GGUFFile
 from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
@@ -42,12 +43,19 @@ class Built:
         buckets = ", ".join(f"{tokens}x{requests}" for tokens, requests in compiled) or "each at its first use"
         return (
             f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype} "
-            f"on {jax.default_backend()}\n"
+            f"on {jax.default_backend()}{self._devices}\n"
             f"KV cache {o.num_pages} pages of {o.page_size} tokens, longest context {o.max_model_len} tokens, "
             f"up to {o.max_num_seqs} requests at once\n"
             f"compiled steps (tokens x requests): {buckets}\n"
             f"ready in {self.startup_s:.1f} s, {self.compile_s:.1f} s of it compiling"
         )
+
+    @property
+    def _devices(self) -> str:
+        copies, sharers = self.engine.config.data_parallel, self.engine.config.tensor_parallel
+        if copies * sharers == 1:
+            return ""
+        return f" ({copies} copies of {sharers} devices each; sizes are those of one copy)"
 
 
 def build(config: EngineConfig, *, progress: bool = False) -> Built:
@@ -60,6 +68,7 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     use_compilation_cache()
     checkpoint = open_checkpoint(resolve(config.model, progress=progress))
     tokenizer = _tokenizer(checkpoint)
+    mesh = make_mesh(config.data_parallel, config.tensor_parallel)
     config = config.resolve(checkpoint.spec)
     assert config.max_model_len is not None
     options = ExecutionOptions(
@@ -76,8 +85,8 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         compile_guard=config.compile_guard,
         debug=config.debug,
     )
-    weights = load_weights(checkpoint, config.jax_dtype, progress=progress)
-    manager = ExecutionManager(checkpoint.spec, weights, options)
+    weights = load_weights(checkpoint, config.jax_dtype, mesh, progress=progress)
+    manager = ExecutionManager(checkpoint.spec, weights, options, mesh)
     compile_s = manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
     return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, compile_s)
 
