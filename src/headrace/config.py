@@ -53,6 +53,10 @@ class EngineConfig:
         overlap: give the device its next step before reading the tokens of the last.
         tensor_parallel: devices that share one copy of the model: its heads, MLP, vocabulary and KV pages.
         data_parallel: copies of the model, each with requests and KV pages of its own.
+        coordinator: HOST:PORT of process 0 where several serve one model, each with its own devices; the port after it
+            is used too.
+        num_processes: how many they are.
+        process_id: which of them this one is.
     """
 
     model: str
@@ -76,6 +80,9 @@ class EngineConfig:
     overlap: bool = True
     tensor_parallel: int = 1
     data_parallel: int = 1
+    coordinator: str | None = None
+    num_processes: int = 1
+    process_id: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -91,8 +98,9 @@ class EngineConfig:
                 raise ConfigError(f"{name}: must be true or false, not {getattr(self, name)!r}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
             _positive(name, getattr(self, name))
-        for name in ("tensor_parallel", "data_parallel"):
+        for name in ("tensor_parallel", "data_parallel", "num_processes"):
             _positive(name, getattr(self, name))
+        self._check_processes()
         for name in ("max_model_len", "kv_cache_bytes", "max_queued_requests"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
@@ -113,6 +121,19 @@ class EngineConfig:
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"({self.max_num_seqs}), but every running request takes a token per step"
             )
+
+    def _check_processes(self) -> None:
+        if self.num_processes == 1 and (self.coordinator is not None or self.process_id != 0):
+            raise ConfigError("num_processes: must be at least 2 with coordinator or process_id")
+        if self.num_processes > 1:
+            host, _, port = (self.coordinator or "").rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+                raise ConfigError(
+                    f"coordinator: must be HOST:PORT of process 0, with a port below 65535, for "
+                    f"{self.num_processes} processes, not {self.coordinator!r}"
+                )
+        if not isinstance(self.process_id, int) or not 0 <= self.process_id < self.num_processes:
+            raise ConfigError(f"process_id: must be 0 … {self.num_processes - 1}, not {self.process_id!r}")
 
     @property
     def jax_dtype(self) -> jnp.dtype:
@@ -179,7 +200,8 @@ class EngineConfig:
     @property
     def _sharers(self) -> int:
         """Devices that have one memory between them."""
-        return self.tensor_parallel * self.data_parallel if jax.default_backend() == "cpu" else 1
+        devices = self.tensor_parallel * self.data_parallel // self.num_processes
+        return max(devices, 1) if jax.default_backend() == "cpu" else 1
 
     def _cache_budget(self) -> int:
         """Bytes for KV pages on each device of this machine."""

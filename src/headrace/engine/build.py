@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.errors import ConfigError, ModelError
 from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.processes import Group, join, lead
 from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.gguf import GGUFFile
@@ -55,7 +58,7 @@ class Built:
         copies, sharers = self.engine.config.data_parallel, self.engine.config.tensor_parallel
         if copies * sharers == 1:
             return ""
-        return f" ({copies} copies of {sharers} devices each; sizes are those of one copy)"
+        return f" (data parallel {copies} x tensor parallel {sharers} devices; sizes are those of a data parallel rank)"
 
 
 def build(config: EngineConfig, *, progress: bool = False) -> Built:
@@ -64,12 +67,58 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     Raises:
         ConfigError, ModelError: see there; nothing is left behind.
     """
+    if config.process_id:
+        raise ConfigError("process_id: only process 0 has an engine; the others call `follow`")
     start = time.perf_counter()
     use_compilation_cache()
+    leader = lead(config.coordinator, config.num_processes) if config.coordinator is not None else None
     checkpoint = open_checkpoint(resolve(config.model, progress=progress))
     tokenizer = _tokenizer(checkpoint)
     mesh = make_mesh(config.data_parallel, config.tensor_parallel)
     config = config.resolve(checkpoint.spec)
+    if leader is not None:
+        leader.tell_options({**asdict(config), "fingerprint": _fingerprint(checkpoint, tokenizer)})
+    manager, compile_s = _manager(config, checkpoint, tokenizer, mesh, leader, progress)
+    return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, compile_s)
+
+
+def follow(config: EngineConfig, *, progress: bool = False) -> None:
+    """Takes part in serving a model that process 0 leads, until that ends. For the processes other than 0.
+
+    Args:
+        config: of these only the model and the three options about processes matter; process 0 gives the others.
+
+    Raises:
+        ConfigError, ModelError: see there.
+        HeadraceError: process 0 was lost.
+    """
+    assert config.coordinator is not None
+    use_compilation_cache()
+    follower = join(config.coordinator, config.num_processes, config.process_id)
+    try:
+        checkpoint = open_checkpoint(resolve(config.model, progress=progress))
+        tokenizer = _tokenizer(checkpoint)
+        options = follower.options()
+        if options.pop("fingerprint") != _fingerprint(checkpoint, tokenizer):
+            raise ModelError(f"{config.model}: is not the model of process 0; give both the same")
+        config = EngineConfig(**{**options, "model": config.model, "process_id": config.process_id})
+        mesh = make_mesh(config.data_parallel, config.tensor_parallel)
+        manager, _ = _manager(config, checkpoint, tokenizer, mesh, follower, progress)
+        follower.follow(manager)
+    except BaseException as error:
+        follower.report(error)
+        raise
+
+
+def _manager(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    mesh: Mesh | None,
+    group: Group | None,
+    progress: bool,
+) -> tuple[ExecutionManager, float]:
+    """A compiled manager, and the seconds that compiling took."""
     assert config.max_model_len is not None
     options = ExecutionOptions(
         dtype=config.jax_dtype,
@@ -86,9 +135,13 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         debug=config.debug,
     )
     weights = load_weights(checkpoint, config.jax_dtype, mesh, progress=progress)
-    manager = ExecutionManager(checkpoint.spec, weights, options, mesh)
-    compile_s = manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
-    return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, compile_s)
+    manager = ExecutionManager(checkpoint.spec, weights, options, mesh, group)
+    return manager, manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
+
+
+def _fingerprint(checkpoint: Checkpoint, tokenizer: Tokenizer) -> str:
+    """What processes that serve one model must agree on."""
+    return hashlib.sha256(f"{checkpoint.spec} {tokenizer.vocab_size}".encode()).hexdigest()
 
 
 def use_compilation_cache() -> None:

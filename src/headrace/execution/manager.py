@@ -25,6 +25,7 @@ from headrace.execution.buckets import (
     token_buckets,
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
+from headrace.execution.processes import Group
 from headrace.execution.retrace import differences
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
@@ -87,11 +88,12 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """A batch on its way to the device: its bucket, the compiled step, and the packed array."""
+    """A batch on its way to the device: its bucket, the compiled step, and the packed array there and here."""
 
     bucket: Bucket
     executable: Executable
     packed: jax.Array
+    host: np.ndarray
 
 
 class _Arguments(NamedTuple):
@@ -118,15 +120,21 @@ class ExecutionManager:
     """
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions, mesh: Mesh | None = None
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        options: ExecutionOptions,
+        mesh: Mesh | None = None,
+        group: Group | None = None,
     ) -> None:
         """Allocates the state.
 
         Args:
             spec: of the whole model.
             weights: as `load_weights` gives them for the same mesh.
+            group: the processes that the mesh lies in, if they are several.
         """
-        self.spec, self.options, self.mesh = spec, options, mesh
+        self.spec, self.options, self.mesh, self._group = spec, options, mesh, group
         self.num_ranks = data_parallel_of(mesh)
         self.sequences = SequenceTable(self.num_ranks * options.max_num_seqs, options.max_model_len)
         self._device_spec = device_spec(spec, tensor_parallel_of(mesh))
@@ -167,7 +175,8 @@ class ExecutionManager:
         pairs = bucket_pairs(tokens, requests)
         self._batches = {b: self._batches.get(b) or self._new_batch(b) for b in pairs}
         if o.use_aot_forward:
-            self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
+            meet = None if self._group is None else self._group.meet
+            self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress, meet=meet)
         return time.perf_counter() - start
 
     def start_async_prep(self, step: ScheduledStep) -> None:
@@ -196,11 +205,19 @@ class ExecutionManager:
         prepared = batch if isinstance(batch, PreparedBatch) else self._prepare(batch)
         if self.options.debug:
             self._check_arguments(prepared)
+        if self._group is not None:
+            self._group.announce_step(prepared.bucket, prepared.host)
         before = compilations_in_thread()
         self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
         if self.options.compile_guard != "off":
             self._check_compilations(compilations_in_thread() - before, prepared.bucket)
         return result  # type: ignore[no-any-return]
+
+    def execute_packed(self, bucket: Bucket, packed: np.ndarray) -> StepResult:
+        """Dispatches the step that another process has announced; see `Group.announce_step`."""
+        _, executable = self._step_for(*bucket)
+        packed = packed.reshape(self.num_ranks, -1)
+        return self.execute(PreparedBatch(bucket, executable, self._put(packed), packed))
 
     def _check_arguments(self, prepared: PreparedBatch) -> None:
         given = _Arguments(self._weights, self._state, prepared.packed)
@@ -218,7 +235,8 @@ class ExecutionManager:
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
-        return PreparedBatch(bucket, executable, self._put(batch.packed.copy()))
+        host = batch.packed.copy()
+        return PreparedBatch(bucket, executable, self._put(host), host)
 
     def _step_for(self, num_tokens: int, num_reqs: int) -> tuple[Bucket, Executable]:
         if self.options.use_aot_forward:
@@ -258,12 +276,14 @@ class ExecutionManager:
         Raises:
             ValueError: no argument, or `model` together with others.
             StepError: something differs in structure, shape or dtype; the first difference is named, and nothing
-                has changed.
+                has changed. Or several processes serve the model: there weights stay as they were loaded.
         """
         if model is None and graphdef is None and graphstate is None and graphother is None:
             raise ValueError("update_graphs: give model, graphdef, graphstate or graphother")
         if model is not None and (graphstate is not None or graphother is not None):
             raise ValueError("update_graphs: model has graphstate and graphother in it; give one or the others")
+        if self._group is not None:
+            raise StepError("update_graphs: not possible where several processes serve one model")
         if graphdef is not None:
             self._check_spec(graphdef)
         new = model or graphstate or self._weights
@@ -280,6 +300,8 @@ class ExecutionManager:
     def reset_state(self) -> None:
         """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
         which may have consumed the state."""
+        if self._group is not None:
+            self._group.announce_reset()
         del self._state  # first, so that there are never two pools
         self._state, self._prepared = self._new_state(), None
         self.sequences.device_position[:] = -1

@@ -44,7 +44,7 @@ def over_mesh(step: StepFunction, mesh: Mesh, weights: Any) -> StepFunction:
         A function of the same arguments, where `packed` is [ranks, size] and the result's arrays have the rows of all
         ranks, one rank after the other. Where several processes share the ranks each has the tokens of all.
     """
-    everywhere = jax.process_count() > 1
+    everywhere = jax.process_count() > 1 and mesh.shape[DP] > 1
 
     def one_device(weights: Any, state: DeviceState, packed: jax.Array) -> tuple[DeviceState, StepResult]:
         state, result = step(weights, state, packed[0])
