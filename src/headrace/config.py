@@ -123,6 +123,8 @@ class EngineConfig:
             )
 
     def _check_processes(self) -> None:
+        if self.num_processes > 1 and not self.use_aot_forward:
+            raise ConfigError("use_aot_forward: must be true where several processes serve one model")
         if self.num_processes == 1 and (self.coordinator is not None or self.process_id != 0):
             raise ConfigError("num_processes: must be at least 2 with coordinator or process_id")
         if self.num_processes > 1:

@@ -16,7 +16,7 @@ from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, ModelError
 from headrace.execution.manager import ExecutionManager, ExecutionOptions
-from headrace.execution.processes import Group, join, lead
+from headrace.execution.processes import Group, join, lead, settle
 from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.gguf import GGUFFile
@@ -136,7 +136,10 @@ def _manager(
     )
     weights = load_weights(checkpoint, config.jax_dtype, mesh, progress=progress)
     manager = ExecutionManager(checkpoint.spec, weights, options, mesh, group)
-    return manager, manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
+    compile_s = manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
+    if group is not None:
+        settle()
+    return manager, compile_s
 
 
 def _fingerprint(checkpoint: Checkpoint, tokenizer: Tokenizer) -> str:

@@ -251,6 +251,8 @@ class ExecutionManager:
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
+        if self._group is not None:
+            self._group.wait(result.tokens)
         return in_step_order(np.asarray(result.tokens), step.slots, self.options.max_num_seqs, self.num_ranks)
 
     def update_graphs(

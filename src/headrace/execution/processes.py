@@ -7,6 +7,7 @@ A message is its length (4 bytes), a letter, and what the letter stands for. The
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _JOIN, _OPTIONS, _MEET, _STEP, _RESET, _END, _ERROR = b"J", b"O", b"M", b"S", b"R", b"E", b"X"
 
 _CONNECT_S = 60.0  # all processes are there when the first looks for the others: `jax.distributed` waits for that
+_POLL_S = 1e-4
 _GRACE_S = 5.0  # from the loss of another process to our own end, if the device waits for what will never come
 
 
@@ -46,6 +48,10 @@ class Group(Protocol):
 
     def announce_reset(self) -> None:
         """Says that this process is about to empty its state."""
+        ...
+
+    def wait(self, array: jax.Array) -> None:
+        """Waits for what all processes compute together; HeadraceError if one of them is lost."""
         ...
 
 
@@ -171,10 +177,16 @@ class Leader:
             link.ended.wait(1.0 / len(self._links))
         self._tell(_RESET)
 
+    def wait(self, array: jax.Array) -> None:
+        """See `Group.wait`. Not a plain wait: not every device notices that another will never answer."""
+        while not array.is_ready():  # type: ignore[attr-defined]
+            self._check()
+            time.sleep(_POLL_S)
+
     def close(self) -> None:
         """Lets the others end."""
-        for link in self._links:
-            if not link.ended.is_set():
+        with contextlib.suppress(HeadraceError):
+            for link in self._links:
                 link.send(_END)
 
     @property
@@ -183,10 +195,14 @@ class Leader:
         return not any(link.ended.is_set() for link in self._links)
 
     def _tell(self, kind: bytes, body: bytes = b"") -> None:
+        self._check()
+        for link in self._links:
+            link.send(kind, body)
+
+    def _check(self) -> None:
         for link in self._links:
             if link.ended.is_set():
                 raise link.loss()
-            link.send(kind, body)
 
 
 class Follower:
@@ -210,7 +226,6 @@ class Follower:
                 time.sleep(0.1)
         self._link.send(_JOIN, str(process_id).encode())
         self._dismissed = False
-        threading.Thread(target=self._leave_when_lost, daemon=True).start()
 
     def options(self) -> dict[str, Any]:
         """What process 0 gives to `Leader.tell_options`."""
@@ -233,6 +248,15 @@ class Follower:
     def announce_reset(self) -> None:
         """Nothing: it was process 0 that said so."""
 
+    def wait(self, array: jax.Array) -> None:
+        """See `Group.wait`."""
+        try:
+            array.block_until_ready()
+        except jax.errors.JaxRuntimeError:
+            if self._link.ended.wait(1.0):
+                raise self._link.loss() from None
+            raise
+
     def follow(self, manager: ExecutionManager) -> None:
         """Does what process 0 does, until that ends.
 
@@ -251,10 +275,11 @@ class Follower:
                 tokens, requests = struct.unpack("<II", body[:8])
                 result = manager.execute_packed((tokens, requests), np.frombuffer(body, np.int32, offset=8))
                 if before is not None:
-                    before.tokens.block_until_ready()  # no further ahead of the device than process 0
+                    self.wait(before.tokens)  # so as to be no further ahead of the device than process 0
                 before = result
 
-    def _leave_when_lost(self) -> None:
+    def leave_when_lost(self) -> None:
+        """Ends this process, somewhat later, if process 0 is lost."""
         self._link.ended.wait()
         time.sleep(_GRACE_S)
         if self._dismissed:
@@ -273,7 +298,14 @@ def lead(coordinator: str, num_processes: int) -> Leader:
     """
     _start(coordinator, num_processes, 0)
     leader = Leader(coordinator, num_processes)
-    atexit.register(leader.close)
+
+    def end() -> None:
+        leader.close()
+        if not leader.is_whole:
+            sys.stdout.flush()
+            os._exit(2)  # else `jax.distributed`, or a device, may wait for whoever is lost
+
+    atexit.register(end)
     return leader
 
 
@@ -285,7 +317,15 @@ def join(coordinator: str, num_processes: int, process_id: int) -> Follower:
         HeadraceError: process 0 is not there.
     """
     _start(coordinator, num_processes, process_id)
-    return Follower(coordinator, process_id)
+    follower = Follower(coordinator, process_id)
+    threading.Thread(target=follower.leave_when_lost, daemon=True).start()
+    return follower
+
+
+def settle() -> None:
+    """Ends `jax.distributed`, in all processes: the connections of the devices are there, and it is not needed for
+    steps. It would abort a process whose process 0 is lost, and keep one from ending while another is missing."""
+    jax.distributed.shutdown()
 
 
 def _start(coordinator: str, num_processes: int, process_id: int) -> None:
