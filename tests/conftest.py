@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
+from execution.meshes import MODELS, new_manager
 from headrace.engine.build import use_compilation_cache
 from headrace.weights.sources import pull
+from random_model import write_random
 from tiny import write_model
 
+jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; the others use the first
 use_compilation_cache()  # so that the second run of the tests compiles next to nothing
 
 
@@ -29,3 +35,11 @@ def gemma3_path() -> Path:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose tokenizer fits every golden checkpoint."""
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def meshed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(model, data_parallel, tensor_parallel) -> a manager of one of `MODELS`, shared by all tests."""
+    root = tmp_path_factory.mktemp("random")
+    folder = cache(lambda name: write_random(root / name, name, **MODELS[name]))
+    return cache(lambda name, *mesh: new_manager(folder(name), *mesh))

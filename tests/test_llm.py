@@ -256,7 +256,7 @@ def test_the_summary_is_logged_and_says_what_is_served(tiny_folder: Path, caplog
     assert lines[0].startswith(f"model {tiny_folder} (llama, {tiny_folder.name}), dtype float32 on ")
     assert lines[1] == "KV cache 4 pages of 16 tokens, longest context 64 tokens, up to 1 requests at once"
     assert lines[2] == "compiled steps (tokens x requests): 8x1"
-    assert 0 < llm.built.compile_s < llm.built.startup_s
+    assert 0 < llm.built.phases["compile"] < llm.built.startup_s
 
 
 def test_the_defaults_work(tmp_path: Path) -> None:

@@ -96,15 +96,16 @@ def run(engine: Engine, requests: Iterable[tuple[Sequence[int], SamplingParams]]
         for output in engine.step():
             outputs[output.request_id].append(output)
         check_pages(engine)
-    assert engine.pool.num_available == engine.pool.num_pages
+    assert all(pool.num_available == pool.num_pages for pool in engine.pools)
     return list(outputs.values())
 
 
 def check_pages(engine: Engine) -> None:
-    """The pool's counts are those of the requests, nobody holds more than it needs, and the prefix cache agrees."""
-    scheduler = engine.scheduler
-    engine.prefix.check()
-    engine.pool.check(request.pages for request in scheduler.running)
+    """The pools' counts are those of the requests, nobody holds more than it needs, and the prefix caches agree."""
+    scheduler, seqs = engine.scheduler, engine.manager.options.max_num_seqs
+    for rank, (pool, prefix) in enumerate(zip(engine.pools, engine.prefixes, strict=True)):
+        prefix.check()
+        pool.check(r.pages for r in scheduler.running if r.slot is not None and r.slot // seqs == rank)
     for request in scheduler.waiting:
         assert request.pages == []
         assert request.slot is None

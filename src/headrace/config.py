@@ -13,6 +13,7 @@ import psutil
 from headrace.errors import ConfigError
 from headrace.execution.manager import CompileGuard
 from headrace.kernels.attention import AttentionChoice, attention_for, page_bytes
+from headrace.models.sharding import device_spec
 from headrace.models.spec import DecoderSpec
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -38,12 +39,13 @@ class EngineConfig:
             output) or "gguf" (the file's own blocks). docs/models.md says what each costs and gives.
         max_model_len: longest sequence, prompt and output, in tokens; None takes what the model was made for, or
             what the KV cache holds if that is less.
-        max_num_seqs: requests that run at once.
-        max_num_batched_tokens: most tokens that one step computes; longer prompts are cut into chunks.
+        max_num_seqs: requests that run at once, in each data parallel rank.
+        max_num_batched_tokens: most tokens that one step computes, in each data parallel rank; longer prompts are cut
+            into chunks.
         page_size: tokens per KV page.
-        kv_cache_bytes: memory for KV pages over all layers. None takes `kv_cache_share`.
+        kv_cache_bytes: memory for KV pages over all layers, on each device. None takes `kv_cache_share`.
         kv_cache_share: share of the free memory for KV pages, in (0, 1]; None takes a tenth, at most 1 GiB, on the
-            CPU and 0.8 on an accelerator.
+            CPU and 0.8 on an accelerator. Devices that are made of one CPU share its memory.
         attention: kernel: "jax" (plain JAX, everywhere), "pallas" (the platform's own; GPU and TPU) or "auto" (the
             platform's own where there is one).
         min_input_pad: smallest number of requests that a step is compiled for.
@@ -56,6 +58,12 @@ class EngineConfig:
         prefix_caching: keep the keys and values of what was computed, for later prompts that begin the same.
         max_queued_requests: most requests that may wait to run; None sets no limit.
         overlap: give the device its next step before reading the tokens of the last.
+        tensor_parallel: devices that share one copy of the model: its heads, MLP, vocabulary and KV pages.
+        data_parallel: copies of the model, each with requests and KV pages of its own.
+        coordinator: HOST:PORT of process 0 where several serve one model, each with its own devices; the port after it
+            is used too.
+        num_processes: how many they are.
+        process_id: which of them this one is.
     """
 
     model: str
@@ -79,6 +87,11 @@ class EngineConfig:
     prefix_caching: bool = True
     max_queued_requests: int | None = None
     overlap: bool = True
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    coordinator: str | None = None
+    num_processes: int = 1
+    process_id: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -97,6 +110,9 @@ class EngineConfig:
                 raise ConfigError(f"{name}: must be true or false, not {getattr(self, name)!r}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
             _positive(name, getattr(self, name))
+        for name in ("tensor_parallel", "data_parallel", "num_processes"):
+            _positive(name, getattr(self, name))
+        self._check_processes()
         for name in ("max_model_len", "kv_cache_bytes", "max_queued_requests"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
@@ -118,6 +134,21 @@ class EngineConfig:
                 f"({self.max_num_seqs}), but every running request takes a token per step"
             )
 
+    def _check_processes(self) -> None:
+        if self.num_processes > 1 and not self.use_aot_forward:
+            raise ConfigError("use_aot_forward: must be true where several processes serve one model")
+        if self.num_processes == 1 and (self.coordinator is not None or self.process_id != 0):
+            raise ConfigError("num_processes: must be at least 2 with coordinator or process_id")
+        if self.num_processes > 1:
+            host, _, port = (self.coordinator or "").rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+                raise ConfigError(
+                    f"coordinator: must be HOST:PORT of process 0, with a port below 65535, for "
+                    f"{self.num_processes} processes, not {self.coordinator!r}"
+                )
+        if not isinstance(self.process_id, int) or not 0 <= self.process_id < self.num_processes:
+            raise ConfigError(f"process_id: must be 0 … {self.num_processes - 1}, not {self.process_id!r}")
+
     @property
     def jax_dtype(self) -> jnp.dtype:
         """`dtype` as JAX has it; only once resolved."""
@@ -129,14 +160,17 @@ class EngineConfig:
         return self.kv_cache_bytes // self._page_bytes(spec)
 
     def _page_bytes(self, spec: DecoderSpec) -> int:
+        """Bytes of a page over all layers, on one device."""
         kernel = attention_for(self.jax_dtype, jax.default_backend(), self.attention)
-        return spec.num_layers * page_bytes(kernel, self.page_size, spec.num_kv_heads, spec.head_dim)
+        own = device_spec(spec, self.tensor_parallel)
+        return own.num_layers * page_bytes(kernel, self.page_size, own.num_kv_heads, own.head_dim)
 
     def resolve(self, spec: DecoderSpec) -> EngineConfig:
         """The same options with nothing left open.
 
         Raises:
-            ConfigError: the context asked for is longer than the model's, or the KV cache is too small for it.
+            ConfigError: the context asked for is longer than the model's, or the KV cache is too small for it; or so
+                many devices cannot share the model.
         """
         dtype = "bfloat16" if self.dtype == "auto" else self.dtype
         config = replace(self, dtype=dtype, weights_dtype=dtype if self.weights_dtype == "auto" else self.weights_dtype)
@@ -148,7 +182,7 @@ class EngineConfig:
         if budget is None:
             # No more than every slot can use, and never too little for one request of the length asked for.
             most = pages_per_seq * self.max_num_seqs
-            pages = min(_few_sizes(_cache_budget(self.kv_cache_share) // page_bytes), most)
+            pages = min(_few_sizes(self._cache_budget() // page_bytes), most)
             if self.max_model_len is not None:
                 pages = max(pages, pages_per_seq)
         else:
@@ -165,8 +199,9 @@ class EngineConfig:
                 "kv_cache_share: that much memory holds" if budget is None else f"kv_cache_bytes: {budget} bytes hold"
             )
             raise ConfigError(f"{given} not even one page, which takes {page_bytes} bytes; give more")
-        if pages * page_bytes > (memory := _memory()):
-            raise ConfigError(f"kv_cache_bytes: {pages * page_bytes} bytes are more than the {memory} of this machine")
+        total = pages * page_bytes * self._sharers
+        if total > (memory := _memory()):
+            raise ConfigError(f"kv_cache_bytes: {total} bytes are more than the {memory} of this machine")
         length = min(wanted, pages * self.page_size)
         step = self.max_num_batched_tokens
         if self.num_tokens_paddings is None:  # else its largest size is the step's
@@ -178,6 +213,21 @@ class EngineConfig:
             kv_cache_bytes=pages * page_bytes,
             kv_cache_share=None,
         )
+
+    @property
+    def _sharers(self) -> int:
+        """Devices that have one memory between them."""
+        devices = self.tensor_parallel * self.data_parallel // self.num_processes
+        return max(devices, 1) if jax.default_backend() == "cpu" else 1
+
+    def _cache_budget(self) -> int:
+        """Bytes for KV pages on each device of this machine."""
+        stats, share = _device_memory(), self.kv_cache_share
+        if stats is None:
+            free = psutil.virtual_memory().available
+            return int(free * share if share is not None else min(free * _CPU_SHARE, _CPU_MOST)) // self._sharers
+        free = stats["bytes_limit"] - stats["bytes_in_use"]
+        return int(free * (_ACCELERATOR_SHARE if share is None else share))
 
     @classmethod
     def from_options(cls, model: str, options: dict[str, Any]) -> EngineConfig:
@@ -223,13 +273,3 @@ def _memory() -> int:
 def _device_memory() -> dict[str, int] | None:
     """What JAX says of an accelerator's memory; None on the CPU."""
     return None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
-
-
-def _cache_budget(share: float | None) -> int:
-    """Bytes for KV pages on this machine."""
-    stats = _device_memory()
-    if stats is None:
-        free = psutil.virtual_memory().available
-        return int(free * share) if share is not None else int(min(free * _CPU_SHARE, _CPU_MOST))
-    free = stats["bytes_limit"] - stats["bytes_in_use"]
-    return int(free * (_ACCELERATOR_SHARE if share is None else share))

@@ -20,9 +20,9 @@ from tiny import SMALL, tiny_manager, tiny_weights
 TREE = {"a": jnp.zeros((2, 3)), "b": (jnp.zeros(4, jnp.int32), jnp.zeros(5))}
 
 
-def other_sharding(array: jax.Array) -> Any:
-    """The array's form, placed by a mesh of one device instead of on the device."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+def sharded(array: jax.Array, devices: int) -> Any:
+    """The array, placed by a mesh."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("x",))
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     return jax.device_put(array, spec)
 
@@ -51,8 +51,10 @@ def test_weak_types_and_shardings_differ() -> None:
     weak = jnp.asarray(1.0)
     assert weak.weak_type
     assert list(differences(jnp.zeros(()), weak)) == [" is weak float32[], compiled for float32[]"]
-    [line] = differences(TREE, {**TREE, "a": other_sharding(TREE["a"])})
+    [line] = differences(TREE, {**TREE, "a": sharded(TREE["a"], 2)})
     assert line.startswith("['a'] is sharded as NamedSharding")
+    # A mesh of one device is another way to say on that device; the compiled step takes both.
+    assert list(differences(TREE, {**TREE, "a": sharded(TREE["a"], 1)})) == []
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -237,9 +238,16 @@ def _for_one(engine: dict[str, Any]) -> dict[str, Any]:
 def _load(model: str, engine: dict[str, Any]) -> LLM:
     """The model, with bars while it loads and a summary, on stderr."""
     options = _engine_options(engine)
-    from headrace.llm import LLM
+    with _gloo_on_stderr() if "coordinator" in options else contextlib.nullcontext():
+        if options.get("process_id"):
+            from headrace.config import EngineConfig
+            from headrace.engine.build import follow
 
-    llm = LLM(model, progress=True, **options)
+            follow(EngineConfig.from_options(model, options), progress=True)
+            raise typer.Exit
+        from headrace.llm import LLM
+
+        llm = LLM(model, progress=True, **options)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print(llm.built.describe(), file=sys.stderr)
     return llm
@@ -254,6 +262,20 @@ def _engine_options(engine: dict[str, Any]) -> dict[str, Any]:
     if "engine_seed" in options:
         options["seed"] = options.pop("engine_seed")
     return options
+
+
+@contextlib.contextmanager
+def _gloo_on_stderr() -> Iterator[None]:
+    """Keeps stdout for answers: Gloo, which carries what processes on CPUs tell each other, reports its connections
+    there."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _write(path: Path, text: str) -> None:

@@ -31,6 +31,11 @@ ENGINE = {
     "prefix_caching": (bool, "Reuse what was computed for prompts that begin the same."),
     "max_queued_requests": (int, "Most requests that may wait to run."),
     "overlap": (bool, "Give the device its next step before reading the tokens of the last."),
+    "tensor_parallel": (int, "Devices that share one copy of the model."),
+    "data_parallel": (int, "Copies of the model, each with requests of its own."),
+    "coordinator": (str, "HOST:PORT of process 0, where several processes serve one model."),
+    "num_processes": (int, "How many processes serve the model."),
+    "process_id": (int, "Which of them this one is, from 0; the others do as process 0 does."),
     "engine_seed": (int, "Seed of the draws of requests without a seed of their own."),
 }
 SAMPLING = {

@@ -6,15 +6,19 @@ import hashlib
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.errors import ConfigError, ModelError
 from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.processes import Group, join, lead, settle
+from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.gguf import GGUFFile
 from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
@@ -28,14 +32,12 @@ class Built:
 
     Attributes:
         startup_s: seconds from options to ready, without the import of JAX.
-        compile_s: seconds of those that went into compilation.
-        phases: seconds of each part of the start, in order.
+        phases: seconds of each part of the start, in order; the last is "compile".
     """
 
     engine: Engine
     checkpoint: Checkpoint
     startup_s: float
-    compile_s: float
     phases: Mapping[str, float]
 
     def describe(self) -> str:
@@ -46,12 +48,19 @@ class Built:
         weights = "" if config.weights_dtype == config.dtype else f", weights {config.weights_dtype}"
         return (
             f"model {config.model} ({self.checkpoint.spec.family}, {self.checkpoint.path.name}), dtype {config.dtype}"
-            f"{weights} on {jax.default_backend()}\n"
+            f"{weights} on {jax.default_backend()}{self._devices}\n"
             f"KV cache {o.num_pages} pages of {o.page_size} tokens, longest context {o.max_model_len} tokens, "
             f"up to {o.max_num_seqs} requests at once\n"
             f"compiled steps (tokens x requests): {buckets}\n"
-            f"ready in {self.startup_s:.1f} s, {self.compile_s:.1f} s of it compiling"
+            f"ready in {self.startup_s:.1f} s, {self.phases['compile']:.1f} s of it compiling"
         )
+
+    @property
+    def _devices(self) -> str:
+        copies, sharers = self.engine.config.data_parallel, self.engine.config.tensor_parallel
+        if copies * sharers == 1:
+            return ""
+        return f" (data parallel {copies} x tensor parallel {sharers} devices; sizes are those of a data parallel rank)"
 
 
 def build(config: EngineConfig, *, progress: bool = False) -> Built:
@@ -60,13 +69,61 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     Raises:
         ConfigError, ModelError: see there; nothing is left behind.
     """
+    if config.process_id:
+        raise ConfigError("process_id: only process 0 has an engine; the others call `follow`")
     start, phases = time.perf_counter(), _Phases()
-    saved_steps = use_compilation_cache()
+    use_compilation_cache()
+    leader = lead(config.coordinator, config.num_processes) if config.coordinator is not None else None
     checkpoint = open_checkpoint(resolve(config.model, progress=progress))
     phases.ends("open")
     tokenizer = _tokenizer(checkpoint)
     phases.ends("tokenizer")
+    mesh = make_mesh(config.data_parallel, config.tensor_parallel)
     config = config.resolve(checkpoint.spec)
+    if leader is not None:
+        leader.tell_options({**asdict(config), "fingerprint": _fingerprint(checkpoint, tokenizer)})
+    manager = _manager(config, checkpoint, tokenizer, mesh, leader, phases, progress)
+    return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, phases.seconds)
+
+
+def follow(config: EngineConfig, *, progress: bool = False) -> None:
+    """Takes part in serving a model that process 0 leads, until that ends. For the processes other than 0.
+
+    Args:
+        config: of these only the model and the three options about processes matter; process 0 gives the others.
+
+    Raises:
+        ConfigError, ModelError: see there.
+        HeadraceError: process 0 was lost.
+    """
+    assert config.coordinator is not None
+    use_compilation_cache()
+    follower = join(config.coordinator, config.num_processes, config.process_id)
+    try:
+        checkpoint = open_checkpoint(resolve(config.model, progress=progress))
+        tokenizer = _tokenizer(checkpoint)
+        options = follower.options()
+        if options.pop("fingerprint") != _fingerprint(checkpoint, tokenizer):
+            raise ModelError(f"{config.model}: is not the model of process 0; give both the same")
+        config = EngineConfig(**{**options, "model": config.model, "process_id": config.process_id})
+        mesh = make_mesh(config.data_parallel, config.tensor_parallel)
+        manager = _manager(config, checkpoint, tokenizer, mesh, follower, _Phases(), progress)
+        follower.follow(manager)
+    except BaseException as error:
+        follower.report(error)
+        raise
+
+
+def _manager(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    mesh: Mesh | None,
+    group: Group | None,
+    phases: _Phases,
+    progress: bool,
+) -> ExecutionManager:
+    """A compiled manager."""
     assert config.max_model_len is not None
     options = ExecutionOptions(
         dtype=config.jax_dtype,
@@ -81,17 +138,23 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
         max_compiled_variants=config.max_compiled_variants,
         use_aot_forward=config.use_aot_forward,
         compile_guard=config.compile_guard,
-        saved_steps=saved_steps,
+        saved_steps=use_compilation_cache(),
         debug=config.debug,
     )
-    weights = load_weights(checkpoint, config.jax_dtype, config.weights_dtype, progress=progress)
+    weights = load_weights(checkpoint, config.jax_dtype, config.weights_dtype, mesh, progress=progress)
     phases.ends("weights")
-    manager = ExecutionManager(checkpoint.spec, weights, options)
+    manager = ExecutionManager(checkpoint.spec, weights, options, mesh, group)
     phases.ends("state")
-    compile_s = manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
+    manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
+    if group is not None:
+        settle()
     phases.ends("compile")
-    engine = Engine(config, tokenizer, manager)
-    return Built(engine, checkpoint, time.perf_counter() - start, compile_s, phases.seconds)
+    return manager
+
+
+def _fingerprint(checkpoint: Checkpoint, tokenizer: Tokenizer) -> str:
+    """What processes that serve one model must agree on."""
+    return hashlib.sha256(f"{checkpoint.spec} {tokenizer.vocab_size}".encode()).hexdigest()
 
 
 class _Phases:

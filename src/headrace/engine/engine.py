@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from headrace.config import EngineConfig
 from headrace.engine.pages import PagePool
 from headrace.engine.prefix import CacheScope, PrefixCache
+from headrace.engine.ranks import RankedScheduler
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.scheduler import Schedule, Scheduler
 from headrace.errors import QueueFullError, RequestError
@@ -65,16 +66,21 @@ class Engine:
         tokenizer: of the model.
         manager: the execution layer, compiled.
         last_step: the metrics of the step that was committed last.
-        pool, prefix, scheduler: the KV pages, what is known to be in them, and who runs next.
+        pools, prefixes: of each data parallel rank, the KV pages and what is known to be in them.
+        scheduler: who runs next; of all ranks.
         is_paused: between `pause` and `resume`; `step` does nothing then.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
         self.config, self.tokenizer, self.manager = config, tokenizer, manager
-        o = manager.options
-        self.pool = PagePool(o.num_pages, o.page_size)
-        self.prefix = PrefixCache(self.pool, enabled=config.prefix_caching)
-        self.scheduler = Scheduler(self.pool, self.prefix, manager.sequences, o.max_num_seqs, o.max_num_batched_tokens)
+        o, seqs = manager.options, manager.options.max_num_seqs
+        self.pools = [PagePool(o.num_pages, o.page_size) for _ in range(manager.num_ranks)]
+        self.prefixes = [PrefixCache(pool, enabled=config.prefix_caching) for pool in self.pools]
+        ranks = [
+            Scheduler(pool, prefix, manager.sequences, seqs, o.max_num_batched_tokens, rank * seqs)
+            for rank, (pool, prefix) in enumerate(zip(self.pools, self.prefixes, strict=True))
+        ]
+        self.scheduler: Scheduler | RankedScheduler = ranks[0] if len(ranks) == 1 else RankedScheduler(ranks)
         self.is_paused = False
         self._requests: dict[str, Request] = {}
         self._seeds = random.Random(config.seed)
@@ -92,11 +98,21 @@ class Engine:
             preemptions=self.scheduler.num_preemptions,
             waiting=len(self.scheduler.waiting),
             running=len(self.scheduler.running),
-            free_pages=self.pool.num_available,
-            pages=self.pool.num_pages,
-            prefix_queried_tokens=self.prefix.num_queried_tokens,
-            prefix_hit_tokens=self.prefix.num_hit_tokens,
+            free_pages=sum(pool.num_available for pool in self.pools),
+            pages=sum(pool.num_pages for pool in self.pools),
+            prefix_queried_tokens=sum(prefix.num_queried_tokens for prefix in self.prefixes),
+            prefix_hit_tokens=sum(prefix.num_hit_tokens for prefix in self.prefixes),
         )
+
+    @property
+    def pool(self) -> PagePool:
+        """The pages of the first rank."""
+        return self.pools[0]
+
+    @property
+    def prefix(self) -> PrefixCache:
+        """The cached prefixes of the first rank."""
+        return self.prefixes[0]
 
     @property
     def has_unfinished(self) -> bool:
@@ -218,13 +234,17 @@ class Engine:
         if recompute_running:
             outputs = self._drain()
             self.scheduler.preempt_all()
-        self.prefix.reset()
+        self._forget_prefixes()
         return outputs
 
     def update_graphs(self, *args: Any, **kwargs: Any) -> None:
         """New weights from the next step on, see `ExecutionManager.update_graphs`; cached prefixes are forgotten."""
         self.manager.update_graphs(*args, **kwargs)
-        self.prefix.reset()
+        self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
+        for prefix in self.prefixes:
+            prefix.reset()
 
     def _step(self) -> list[TokenOutput]:
         with self._recovery():
@@ -248,7 +268,7 @@ class Engine:
         except BaseException:
             self._in_flight = None
             self.scheduler.preempt_all()
-            self.prefix.reset()
+            self._forget_prefixes()
             self.manager.reset_state()
             raise
 

@@ -93,6 +93,7 @@ class Scheduler:
         sequences: SequenceTable,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        first_slot: int = 0,
     ) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -100,7 +101,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._pool, self._prefix, self._sequences = pool, prefix, sequences
         self._max_tokens = max_num_batched_tokens
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._free_slots = list(reversed(range(first_slot, first_slot + max_num_seqs)))
         self._num_steps, self._num_added = 0, 0
 
     def add(self, request: Request) -> None:

@@ -72,9 +72,9 @@ class BatchLayout:
 class HostBatch:
     """The packed array of one bucket with its fields as views; filled anew for each step, allocated once."""
 
-    def __init__(self, layout: BatchLayout, num_slots: int) -> None:
+    def __init__(self, layout: BatchLayout, num_slots: int, packed: np.ndarray | None = None) -> None:
         self.layout = layout
-        self.packed = np.zeros(layout.size, np.int32)
+        self.packed = np.zeros(layout.size, np.int32) if packed is None else packed
         self._num_slots = num_slots
         self._arange = np.arange(layout.bucket[0], dtype=np.int32)
         self._views: dict[str, np.ndarray] = {}

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,7 @@ class CompiledSteps:
         *,
         threads: int | None,
         progress: bool,
+        meet: Callable[[], None] | None = None,
     ) -> None:
         """Compiles the buckets in parallel, and tries each out as it becomes ready.
 
@@ -92,6 +93,8 @@ class CompiledSteps:
             try_out: called with each compiled step, one at a time.
             threads: None takes one per core.
             progress: show a bar that names the shapes.
+            meet: called once all are compiled and before any is tried out, which then happens in one order: for
+                processes that must all run the same.
         """
         if len(buckets) > self.capacity:
             raise ConfigError(
@@ -109,7 +112,10 @@ class CompiledSteps:
             ) as bar,
         ):
             futures = {pool.submit(lambda b: lower(b).compile(), bucket): bucket for bucket in todo}
-            for future in as_completed(futures):
+            if meet is not None:
+                wait(futures)
+                meet()
+            for future in as_completed(futures) if meet is None else futures:
                 bucket = futures[future]
                 executable = future.result()
                 try_out(bucket, executable)

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from headrace.errors import StepError
 from headrace.execution.batch import BatchLayout, HostBatch
@@ -25,15 +26,25 @@ from headrace.execution.buckets import (
     token_buckets,
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
+from headrace.execution.processes import Group
 from headrace.execution.retrace import differences
 from headrace.execution.saved import SavedStep, fingerprint
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
+from headrace.execution.spread import (
+    PER_RANK,
+    RankedBatch,
+    empty_state,
+    in_step_order,
+    largest_rank,
+    over_mesh,
+)
 from headrace.execution.state import DeviceState, new_state
 from headrace.execution.step import StepResult, fused_step
 from headrace.execution.swap import place_like
 from headrace.execution.transfer import Transfers
 from headrace.kernels.attention import AttentionChoice, attention_for
+from headrace.models.sharding import data_parallel_of, device_spec, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
@@ -44,7 +55,7 @@ CompileGuard = Literal["off", "count", "raise"]
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Sizes that the compiled steps depend on.
+    """Sizes that the compiled steps depend on; of one data parallel rank, where there are several.
 
     Attributes:
         dtype: of keys, values and attention products.
@@ -83,11 +94,12 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """A batch on its way to the device: its bucket, the compiled step, and the packed array."""
+    """A batch on its way to the device: its bucket, the compiled step, and the packed array there and here."""
 
     bucket: Bucket
     executable: Executable
     packed: jax.Array
+    host: np.ndarray
 
 
 class _Arguments(NamedTuple):
@@ -104,24 +116,45 @@ class ExecutionManager:
     `compile` first, then `execute` per step. The device state is consumed and replaced by each step; nothing else
     may hold on to it.
 
+    With a mesh each rank has slots, pages and a page table of its own, and a step holds rows of all ranks.
+
     Attributes:
+        mesh: the devices; None for the default one alone.
+        num_ranks: data parallel ranks.
         sequences: the host's copy of the sequences that hold a slot; the caller keeps it up to date.
         compilations_while_serving: programs that steps compiled after warm-up; 0 when all is well.
         transfers: what steps move between host and device, and how much it was.
     """
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, options: ExecutionOptions) -> None:
-        self.spec, self.options = spec, options
-        self.sequences = SequenceTable(options.max_num_seqs, options.max_model_len)
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        options: ExecutionOptions,
+        mesh: Mesh | None = None,
+        group: Group | None = None,
+    ) -> None:
+        """Allocates the state.
+
+        Args:
+            spec: of the whole model.
+            weights: as `load_weights` gives them for the same mesh.
+            group: the processes that the mesh lies in, if they are several.
+        """
+        self.spec, self.options, self.mesh, self._group = spec, options, mesh, group
+        self.num_ranks = data_parallel_of(mesh)
+        self.sequences = SequenceTable(self.num_ranks * options.max_num_seqs, options.max_model_len)
+        self._device_spec = device_spec(spec, tensor_parallel_of(mesh))
         self._weights = weights
         self._kernel = attention_for(options.dtype, jax.default_backend(), options.attention)
         self._compiled = CompiledSteps(options.max_compiled_variants)
-        self._batches: dict[Bucket, HostBatch] = {}
+        self._batches: dict[Bucket, HostBatch | RankedBatch] = {}
+        self._new_state = self._device_state if mesh is None else empty_state(self._device_state, mesh)
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
-        self._forms = jax.tree.map(_shape_of, (self._weights, self._state))
+        self._forms = jax.tree.map(self._form_of, (self._weights, self._state))
         self.compilations_while_serving = 0
-        self.transfers = Transfers(self._state.last_tokens.device)
+        self.transfers = Transfers(next(iter(self._state.last_tokens.devices())), mesh)
 
     def compile(
         self,
@@ -148,9 +181,10 @@ class ExecutionManager:
         tokens = check_paddings("num_tokens_paddings", tokens, o.max_num_batched_tokens)
         requests = check_paddings("num_reqs_paddings", requests, o.max_num_seqs)
         pairs = bucket_pairs(tokens, requests)
-        self._batches = {b: self._batches.get(b) or HostBatch(self._layout(b), o.max_num_seqs) for b in pairs}
+        self._batches = {b: self._batches.get(b) or self._new_batch(b) for b in pairs}
         if o.use_aot_forward:
-            self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress)
+            meet = None if self._group is None else self._group.meet
+            self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress, meet=meet)
         return time.perf_counter() - start
 
     def start_async_prep(self, step: ScheduledStep) -> None:
@@ -169,7 +203,8 @@ class ExecutionManager:
     def execute(self, batch: ScheduledStep | PreparedBatch) -> StepResult:
         """Dispatches one step and returns its result on the device, without waiting for it.
 
-        Rows of the result are in the step's order; rows past it are padding.
+        Rows of the result are in the step's order; rows past it are padding. With several ranks the rows of the first
+        come first, then its padding, then those of the next.
 
         Raises:
             StepError: no compiled bucket holds the batch, and the state is as before; or the compile guard found a
@@ -178,11 +213,19 @@ class ExecutionManager:
         prepared = batch if isinstance(batch, PreparedBatch) else self._prepare(batch)
         if self.options.debug:
             self._check_arguments(prepared)
+        if self._group is not None:
+            self._group.announce_step(prepared.bucket, prepared.host)
         before = compilations_in_thread()
         self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
         if self.options.compile_guard != "off":
             self._check_compilations(compilations_in_thread() - before, prepared.bucket)
         return result  # type: ignore[no-any-return]
+
+    def execute_packed(self, bucket: Bucket, packed: np.ndarray) -> StepResult:
+        """Dispatches the step that another process has announced; see `Group.announce_step`."""
+        _, executable = self._step_for(*bucket)
+        packed = packed.reshape(self.num_ranks, -1)
+        return self.execute(PreparedBatch(bucket, executable, self.transfers.to_device(packed), packed))
 
     def _check_arguments(self, prepared: PreparedBatch) -> None:
         given = _Arguments(self._weights, self._state, prepared.packed)
@@ -196,11 +239,12 @@ class ExecutionManager:
             raise StepError(f"a step of {bucket[0]} tokens x {bucket[1]} requests compiled {found} programs")
 
     def _prepare(self, step: ScheduledStep) -> PreparedBatch:
-        bucket, executable = self._step_for(step.total_tokens, len(step.slots))
+        bucket, executable = self._step_for(*largest_rank(step, self.options.max_num_seqs, self.num_ranks))
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
-        return PreparedBatch(bucket, executable, self.transfers.to_device(batch.packed.copy()))
+        host = batch.packed.copy()
+        return PreparedBatch(bucket, executable, self.transfers.to_device(host), host)
 
     def _step_for(self, num_tokens: int, num_reqs: int) -> tuple[Bucket, Executable]:
         if self.options.use_aot_forward:
@@ -215,7 +259,10 @@ class ExecutionManager:
 
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
-        return self.transfers.to_host(result.tokens)[: len(step.slots)]
+        if self._group is not None:
+            self._group.wait(result.tokens)
+        tokens = self.transfers.to_host(result.tokens)
+        return in_step_order(tokens, step.slots, self.options.max_num_seqs, self.num_ranks)
 
     def update_graphs(
         self,
@@ -227,7 +274,9 @@ class ExecutionManager:
     ) -> None:
         """Uses other weights from the next step on; nothing is compiled, and running sequences keep their cache.
 
-        A step that was dispatched before still uses the old ones.
+        A step that was dispatched before still uses the old ones. Arrays come in the form that `load_weights` gives
+        for the manager's mesh, wherever they lie: where tensor parallel devices share the model, `gate_up` is divided
+        into shards and key/value heads may be there several times, see `LayerWeights`.
 
         Args:
             model: all arrays: weights and rotary frequencies.
@@ -238,12 +287,14 @@ class ExecutionManager:
         Raises:
             ValueError: no argument, or `model` together with others.
             StepError: something differs in structure, shape or dtype; the first difference is named, and nothing
-                has changed.
+                has changed. Or several processes serve the model: there weights stay as they were loaded.
         """
         if model is None and graphdef is None and graphstate is None and graphother is None:
             raise ValueError("update_graphs: give model, graphdef, graphstate or graphother")
         if model is not None and (graphstate is not None or graphother is not None):
             raise ValueError("update_graphs: model has graphstate and graphother in it; give one or the others")
+        if self._group is not None:
+            raise StepError("update_graphs: not possible where several processes serve one model")
         if graphdef is not None:
             self._check_spec(graphdef)
         new = model or graphstate or self._weights
@@ -260,6 +311,8 @@ class ExecutionManager:
     def reset_state(self) -> None:
         """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
         which may have consumed the state."""
+        if self._group is not None:
+            self._group.announce_reset()
         del self._state  # first, so that there are never two pools
         self._state, self._prepared = self._new_state(), None
         self.sequences.device_position[:] = -1
@@ -289,11 +342,14 @@ class ExecutionManager:
         return BatchLayout(bucket, self.options.page_size)
 
     def _lower(self, bucket: Bucket) -> Any:
-        static = self.spec, self._kernel, self._layout(bucket), self.options.vocab_limit
+        static = self._device_spec, self._kernel, self._layout(bucket), self.options.vocab_limit
         forms = self._argument_forms(bucket)
 
         def lower() -> Any:
-            return jax.jit(partial(fused_step, *static), donate_argnums=1).lower(*forms)
+            function: Any = partial(fused_step, *static)
+            if self.mesh is not None:
+                function = over_mesh(function, self.mesh, self._forms[0])
+            return jax.jit(function, donate_argnums=1).lower(*forms)
 
         folder = self.options.saved_steps
         return lower() if folder is None else SavedStep(folder / fingerprint(*static, forms=forms), lower)
@@ -301,20 +357,30 @@ class ExecutionManager:
     def _argument_forms(self, bucket: Bucket) -> _Arguments:
         """Shapes instead of arrays: what a step is compiled for."""
         weights, state = self._forms
-        return _Arguments(weights, state, jax.ShapeDtypeStruct((self._layout(bucket).size,), jnp.int32))
+        size = self._layout(bucket).size
+        if self.mesh is None:
+            return _Arguments(weights, state, jax.ShapeDtypeStruct((size,), jnp.int32))
+        sharding = NamedSharding(self.mesh, PER_RANK)
+        packed = jax.ShapeDtypeStruct((self.num_ranks, size), jnp.int32, sharding=sharding)
+        return _Arguments(weights, state, packed)
 
     def _run_empty(self, bucket: Bucket, executable: Executable) -> None:
         """Runs a fresh step once without rows: what XLA prepares at a first call must not delay a request."""
         empty = np.empty(0, np.int32)
         batch = self._batches[bucket]
         batch.fill(ScheduledStep(empty, empty, empty, empty), self.sequences)
-        self._state, result = executable(self._weights, self._state, batch.packed)
+        self._state, result = executable(self._weights, self._state, self.transfers.to_device(batch.packed.copy()))
         result.tokens.block_until_ready()
 
-    def _new_state(self) -> DeviceState:
+    def _device_state(self) -> DeviceState:
+        """The empty state of one device."""
         o = self.options
-        return new_state(self.spec, self._kernel, o.num_pages, o.page_size, o.max_num_seqs, o.max_model_len)
+        return new_state(self._device_spec, self._kernel, o.num_pages, o.page_size, o.max_num_seqs, o.max_model_len)
 
+    def _new_batch(self, bucket: Bucket) -> HostBatch | RankedBatch:
+        layout, num_slots = self._layout(bucket), self.options.max_num_seqs
+        return HostBatch(layout, num_slots) if self.mesh is None else RankedBatch(layout, num_slots, self.num_ranks)
 
-def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+    def _form_of(self, array: jax.Array) -> jax.ShapeDtypeStruct:
+        sharding = None if self.mesh is None else array.sharding
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)

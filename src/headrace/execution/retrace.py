@@ -38,9 +38,9 @@ def _leaf_differences(expected: Any, given: Any) -> Iterator[str]:
         if _form(have) != _form(want):
             yield f"{path} is {_form(have)}, compiled for {_form(want)}"
             continue
-        shardings = getattr(have, "sharding", None), getattr(want, "sharding", None)
-        if None not in shardings and shardings[0] != shardings[1]:
-            yield f"{path} is sharded as {shardings[0]}, compiled for {shardings[1]}"
+        here, there = getattr(have, "sharding", None), getattr(want, "sharding", None)
+        if here is not None and there is not None and not here.is_equivalent_to(there, have.ndim):
+            yield f"{path} is sharded as {here}, compiled for {there}"
     for path in got:
         if path not in wanted:
             yield f"{path} is not in the model"

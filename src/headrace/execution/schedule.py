@@ -14,14 +14,15 @@ MAX_SHARED_PAGE_UPDATES = 256
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """The rows of one step, those with a single token first, and among them the longest context first.
+    """The rows of one step, in each rank those with a single token first, and in both the longest context first.
 
     Attributes:
-        slots: [rows] int32, distinct.
+        slots: [rows] int32, distinct. Rank r has the slots from r * max_num_seqs on.
         num_computed: [rows] int32, tokens of the row already in the cache.
         num_tokens: [rows] int32 ≥ 1, tokens of the row to compute now.
         samples: [rows] bool, whether the row's last token is followed by a sampled one.
-        page_updates: (slot, index in the sequence, page) of pages that the device does not know yet.
+        page_updates: (slot, index in the sequence, page) of pages that the device does not know yet. Pages count from
+            0 in each rank.
     """
 
     slots: np.ndarray
@@ -34,3 +35,14 @@ class ScheduledStep:
     def total_tokens(self) -> int:
         """Tokens to compute in this step, over all rows."""
         return sum(self.num_tokens.tolist())
+
+    def of_slots(self, first: int, count: int) -> ScheduledStep:
+        """The rows of so many slots from `first` on, which counts as slot 0."""
+        mine = (self.slots >= first) & (self.slots < first + count)
+        return ScheduledStep(
+            self.slots[mine] - first,
+            self.num_computed[mine],
+            self.num_tokens[mine],
+            self.samples[mine],
+            [(slot - first, index, page) for slot, index, page in self.page_updates if 0 <= slot - first < count],
+        )

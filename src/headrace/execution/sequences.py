@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,6 +44,14 @@ class SequenceTable:
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
         self.seeds[slot] = (seed // _WORD) % _WORD, seed % _WORD
+
+    def lines(self, first: int, count: int) -> SequenceTable:
+        """The lines of so many slots from `first` on, sharing memory with this table."""
+        part = copy.copy(self)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                setattr(part, name, array[first : first + count])
+        return part
 
     def launched(self, slots: np.ndarray, positions: np.ndarray) -> None:
         """Notes that the device samples the tokens of these positions [n] in these slots [n], so they need not be

@@ -7,6 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from headrace.execution.spread import put_per_rank
 
 try:
     from jax._src.interpreters import pxla
@@ -27,21 +30,25 @@ class TransferCounts:
 
 
 class Transfers:
-    """Moves arrays to one device and back, explicitly, so that a transfer guard can refuse all else.
+    """Moves arrays to the devices and back, explicitly, so that a transfer guard can refuse all else.
 
     Attributes:
         counts: what was moved so far.
     """
 
-    def __init__(self, device: jax.Device) -> None:
+    def __init__(self, device: jax.Device, mesh: Mesh | None = None) -> None:
+        """Takes the device, or the mesh instead."""
         self.counts = TransferCounts()
-        self._device, self._sharding = device, jax.sharding.SingleDeviceSharding(device)
+        self._mesh, self._device, self._sharding = mesh, device, SingleDeviceSharding(device)
         self._avals: dict[int, Any] = {}
 
     def to_device(self, array: np.ndarray) -> jax.Array:
-        """Begins to move an int32 vector to the device. It must not change until what uses it has run."""
+        """Begins to move an int32 vector to the device, or each line [ranks, size] to the devices of its rank. It must
+        not change until what uses it has run."""
         self.counts.h2d_transfers += 1
         self.counts.h2d_bytes += array.nbytes
+        if self._mesh is not None:
+            return put_per_rank(array, self._mesh)
         if _put is None:
             return jax.device_put(array, self._sharding)  # type: ignore[no-any-return]
         aval = self._avals.get(array.size)

@@ -28,9 +28,13 @@ class BlockWeight:
     dtype: jnp.dtype = field(metadata={"static": True})
 
     @property
+    def blocks_per_row(self) -> int:
+        """Blocks of a row of the matrix."""
+        return self.fields["quants"].shape[1] // self._format.fields["quants"][1]
+
+    @property
     def shape(self) -> tuple[int, int]:
-        quants, (_, count) = self.fields["quants"], self._format.fields["quants"]
-        return quants.shape[0], quants.shape[1] // count * self._format.elements
+        return self.fields["quants"].shape[0], self.blocks_per_row * self._format.elements
 
     @property
     def _format(self) -> BlockFormat:

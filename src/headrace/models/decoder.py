@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.layers.linear import linear
 from headrace.layers.norm import rms_norm
+from headrace.layers.parallel import gather_columns, lookup, sum_over
 from headrace.layers.rope import apply_rope, rope_cos_sin
 from headrace.models.spec import Activation, DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights
@@ -28,6 +29,7 @@ def decode(
     """Runs all layers over the tokens of a ragged batch.
 
     Args:
+        spec: the model's, or what one device computes of it (`device_spec`); then inside `jax.shard_map`.
         pages: the KV pages of each layer; consumed, the returned ones replace them.
         tokens: ids [tokens] int32, in range also where the batch is padded.
         prompt_lens: [tokens] int32, length of the prompt that each token follows or belongs to.
@@ -38,7 +40,7 @@ def decode(
         without meaning.
     """
     with jax.named_scope("embed"):
-        x = weights.embedding.rows(tokens)
+        x = lookup(weights.embedding, tokens, spec.vocab_size, spec.vocab_shards)
         if spec.embedding_scale != 1.0:
             # The reference multiplies by the scale rounded to the weights' dtype.
             x = x * jnp.asarray(spec.embedding_scale, weights.embedding.dtype).astype(jnp.float32)
@@ -61,7 +63,8 @@ def decode(
 def logits(spec: DecoderSpec, weights: DecoderWeights, hidden: jax.Array) -> jax.Array:
     """hidden [rows, hidden] after the final norm -> logits [rows, vocab] float32."""
     with jax.named_scope("head"):
-        return linear(hidden, weights.embedding if weights.head is None else weights.head)
+        own = linear(hidden, weights.embedding if weights.head is None else weights.head)
+        return gather_columns(own, spec.vocab_shards)
 
 
 def _layer(
@@ -77,14 +80,16 @@ def _layer(
         h = rms_norm(x, w.attn_norm, spec.norm_eps)
         q, kv = _project_qkv(spec, w, h, rotation)
         h, pages = attention.attend(q, kv, pages, prepared, scale=spec.attention_scale)
-        h = linear(h.reshape(h.shape[0], -1), w.o, w.o_bias)
+        h = sum_over(linear(h.reshape(h.shape[0], -1), w.o), spec.shards)
+        if w.o_bias is not None:
+            h = h + w.o_bias
         if w.post_attn_norm is not None:
             h = rms_norm(h, w.post_attn_norm, spec.norm_eps)
         x = x + h
     with jax.named_scope("mlp"):
         h = rms_norm(x, w.mlp_norm, spec.norm_eps)
         gate, up = jnp.split(linear(h, w.gate_up), 2, axis=-1)
-        h = linear(_activate(spec.activation, gate) * up, w.down)
+        h = sum_over(linear(_activate(spec.activation, gate) * up, w.down), spec.shards)
         if w.post_mlp_norm is not None:
             h = rms_norm(h, w.post_mlp_norm, spec.norm_eps)
         return x + h, pages

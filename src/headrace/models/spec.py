@@ -73,6 +73,9 @@ class DecoderSpec:
     qk_norm: bool = False  # RMS norm over head_dim on q and k, before rope
     post_norms: bool = False  # RMS norms on the outputs of attention and MLP, before the residual sum
     embedding_scale: float = 1.0
+    # What one of several devices computes has the sizes of its own share; see models/sharding.py.
+    shards: int = 1  # devices that share the heads and the MLP
+    vocab_shards: int = 1  # devices that share the vocabulary
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")

@@ -20,8 +20,9 @@ class LayerWeights:
     """One decoder layer. Matrices are [out, in]; vectors are float32.
 
     Rows of `qkv` are grouped by key/value head, [kv_heads, queries_per_kv + 2, head_dim]: the query heads of the
-    group, its key head, its value head. One shard of kv heads is thus one contiguous block. `gate_up` is the gate
-    matrix followed by the up matrix.
+    group, its key head, its value head. One shard of kv heads is thus one contiguous block; where there are more
+    shards than kv heads, each has a copy of its head. `gate_up` is the gate matrix followed by the up matrix, of each
+    shard in turn: [shards, 2, mlp / shards, hidden].
     """
 
     attn_norm: jax.Array
@@ -60,6 +61,7 @@ class Part:
         shape: shape in the file.
         view: shape that the whole weight is viewed in to place this part; () places it over all of it.
         start, count: the part fills [:, start : start + count] of that view.
+        copies: how often each entry along the view's first axis is there, one after the other.
     """
 
     role: str
@@ -67,6 +69,7 @@ class Part:
     view: tuple[int, ...] = ()
     start: int = 0
     count: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,17 @@ class WeightDecl:
         return len(self.shape) == 2
 
 
-def declare(spec: DecoderSpec) -> Iterator[WeightDecl]:
-    """Every array that a decoder of this spec has, in the order of the layers."""
+def declare(spec: DecoderSpec, shards: int = 1) -> Iterator[WeightDecl]:
+    """Every array that a decoder of this spec has, in the order of the layers.
+
+    Args:
+        spec: of the whole model.
+        shards: devices that are to share the heads and the MLP; see `LayerWeights`.
+    """
     hidden, vocab = spec.hidden_size, spec.vocab_size
     yield _whole("embedding", None, (vocab, hidden), ("vocab", "hidden"))
     for layer in range(spec.num_layers):
-        yield from _declare_layer(spec, layer)
+        yield from _declare_layer(spec, layer, shards)
     yield _whole("final_norm", None, (hidden,), ("hidden",))
     if not spec.tied_head:
         yield _whole("head", None, (vocab, hidden), ("vocab", "hidden"))
@@ -100,9 +108,10 @@ def _whole(field: str, layer: int | None, shape: tuple[int, ...], axes: tuple[Ax
     return WeightDecl(field, layer, shape, axes, (Part(field, shape),))
 
 
-def _declare_layer(spec: DecoderSpec, layer: int) -> Iterator[WeightDecl]:
+def _declare_layer(spec: DecoderSpec, layer: int, shards: int) -> Iterator[WeightDecl]:
     hidden, mlp, dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
-    heads, kv, group = spec.num_heads, spec.num_kv_heads, spec.queries_per_kv
+    heads, kv = spec.num_heads, max(spec.num_kv_heads, shards)
+    group, copies = heads // kv, kv // spec.num_kv_heads
 
     def one(field: str, *shape: int, axes: tuple[Axis, ...]) -> WeightDecl:
         return _whole(field, layer, shape, axes)
@@ -111,8 +120,8 @@ def _declare_layer(spec: DecoderSpec, layer: int) -> Iterator[WeightDecl]:
         view = (kv, group + 2, dim, *tail)
         parts = (
             Part("q" + suffix, (heads * dim, *tail), view, 0, group),
-            Part("k" + suffix, (kv * dim, *tail), view, group, 1),
-            Part("v" + suffix, (kv * dim, *tail), view, group + 1, 1),
+            Part("k" + suffix, (kv // copies * dim, *tail), view, group, 1, copies),
+            Part("v" + suffix, (kv // copies * dim, *tail), view, group + 1, 1, copies),
         )
         return WeightDecl(field, layer, ((heads + 2 * kv) * dim, *tail), axes, parts)
 
@@ -129,7 +138,7 @@ def _declare_layer(spec: DecoderSpec, layer: int) -> Iterator[WeightDecl]:
     if spec.post_norms:
         yield one("post_attn_norm", hidden, axes=("hidden",))
     yield one("mlp_norm", hidden, axes=("hidden",))
-    view = (1, 2, mlp, hidden)
+    view = (shards, 2, mlp // shards, hidden)
     parts = (Part("gate", (mlp, hidden), view, 0, 1), Part("up", (mlp, hidden), view, 1, 1))
     yield WeightDecl("gate_up", layer, (2 * mlp, hidden), ("mlp", "hidden"), parts)
     yield one("down", hidden, mlp, axes=("hidden", "mlp"))

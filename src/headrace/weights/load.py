@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from headrace.errors import ConfigError, ModelError
@@ -26,6 +27,7 @@ from headrace.layers.linear import DenseWeight, WeightLeaf
 from headrace.layers.rope import inverse_frequencies
 from headrace.models.family import Family, GGUFHeader
 from headrace.models.registry import family_of_config, family_of_gguf
+from headrace.models.sharding import device_spec, partition, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights, Part, WeightDecl, declare
 from headrace.weights.files import TensorFile
@@ -110,13 +112,17 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def load_weights(
-    checkpoint: Checkpoint, dtype: jnp.dtype, weights_dtype: str | None = None, *, progress: bool = False
+    checkpoint: Checkpoint,
+    dtype: jnp.dtype,
+    weights_dtype: str | None = None,
+    mesh: Mesh | None = None,
+    *,
+    progress: bool = False,
 ) -> DecoderWeights:
     """Reads every declared weight: matrices as leaves of the form asked for, vectors in float32.
 
     At most one array for each core exists twice at a time, and on the CPU dense ones do not: JAX takes over the filled
-    buffer.
-
+    buffer. With a mesh each device gets its own shard of it and nothing else.
 
     Args:
         dtype: of dense matrices, and of the operands of products with quantised ones.
@@ -124,7 +130,8 @@ def load_weights(
             blocks of the file as they are, where what the file has as plain floats is dense. None takes `dtype`.
 
     Raises:
-        ConfigError: "gguf" for a model that is not a GGUF file.
+        ConfigError: "gguf" for a model that is not a GGUF file, or whose blocks the devices of the mesh cannot share;
+            or they cannot share the model evenly.
         ModelError: tensors are missing or have another shape than the spec says; the first few are named.
     """
     if weights_dtype == "gguf" and not checkpoint.is_gguf:
@@ -132,18 +139,43 @@ def load_weights(
             f"weights_dtype: 'gguf' keeps the blocks of a GGUF file, and {checkpoint.path} is none; "
             "use auto, float32, bfloat16 or int8"
         )
-    declarations = list(declare(checkpoint.spec))
+    shards = tensor_parallel_of(mesh)
+    vocab_shards = device_spec(checkpoint.spec, shards).vocab_shards
+    declarations = list(declare(checkpoint.spec, shards))
     _check_tensors(checkpoint, declarations)
     leaves: dict[tuple[str, int | None], Any] = {}
 
     def read(declaration: WeightDecl) -> Any:
-        return jax.tree.map(jax.device_put, _read(checkpoint, declaration, dtype, weights_dtype))
+        leaf = _read(checkpoint, declaration, dtype, weights_dtype)
+        spec = partition(declaration.axes, vocab_shards)
+        if isinstance(leaf, BlockWeight) and spec[-1] is not None and leaf.blocks_per_row % shards:
+            raise ConfigError(
+                f"tensor_parallel: {shards} devices cannot share the {leaf.blocks_per_row} blocks of a row of "
+                f"{declaration.field} evenly; give fewer, or another weights_dtype than gguf"
+            )
+        return _placed(leaf, mesh, spec)
 
     bar = tqdm(declarations, desc="loading weights", unit="array", disable=None if progress else True, leave=False)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy converts without the GIL
         for declaration, leaf in zip(bar, pool.map(read, declarations), strict=True):
             leaves[declaration.field, declaration.layer] = leaf
-    return _assemble(checkpoint.spec, leaves)
+    inv_freqs = tuple(_place(inverse_frequencies(r)[0], mesh, PartitionSpec()) for r in checkpoint.spec.ropes)
+    return _assemble(checkpoint.spec, leaves, inv_freqs)
+
+
+def _placed(leaf: Any, mesh: Mesh | None, spec: PartitionSpec) -> Any:
+    """A weight of NumPy arrays, each on its devices: the axes that an array has are divided as the matrix's."""
+    return jax.tree.map(lambda array: _place(array, mesh, PartitionSpec(*spec[: array.ndim])), leaf)
+
+
+def _place(array: np.ndarray, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
+    placed: jax.Array
+    if mesh is None:
+        placed = jax.device_put(array)
+    else:
+        sharding = NamedSharding(mesh, spec)
+        placed = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return placed
 
 
 def _read(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None) -> Any:
@@ -232,7 +264,7 @@ def _fill(checkpoint: Checkpoint, declaration: WeightDecl, part: Part, buffer: n
     """Reads one tensor of the file into its place in the weight's buffer."""
     name = checkpoint.name_of(part, declaration.layer)
     target = _target(part, buffer)
-    if target.flags.c_contiguous and not _is_permuted(checkpoint, part):
+    if target.flags.c_contiguous and part.copies == 1 and not _is_permuted(checkpoint, part):
         checkpoint.file.read_into(name, target)
     else:
         rows = np.empty(part.shape, buffer.dtype)
@@ -247,7 +279,8 @@ def _put(checkpoint: Checkpoint, part: Part, rows: np.ndarray, buffer: np.ndarra
     if _is_permuted(checkpoint, part):
         rows = _half_rotation_order(rows, checkpoint.spec.head_dim)
     target = _target(part, buffer)
-    target[...] = rows.reshape(target.shape)
+    rows = rows.reshape(target.shape[0] // part.copies, *target.shape[1:])
+    target[...] = rows.repeat(part.copies, axis=0) if part.copies > 1 else rows
 
 
 def _target(part: Part, buffer: np.ndarray) -> np.ndarray:
@@ -276,13 +309,14 @@ def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype, alignment: int = 64
     return raw[offset : offset + size].view(dtype).reshape(shape)
 
 
-def _assemble(spec: DecoderSpec, leaves: dict[tuple[str, int | None], Any]) -> DecoderWeights:
+def _assemble(
+    spec: DecoderSpec, leaves: dict[tuple[str, int | None], Any], inv_freqs: tuple[jax.Array, ...]
+) -> DecoderWeights:
     def layer(index: int) -> LayerWeights:
         fields: Any = {name: leaves.get((name, index)) for name in LayerWeights.__dataclass_fields__}
         return LayerWeights(**fields)
 
     layers = tuple(map(layer, range(spec.num_layers)))
-    inv_freqs = tuple(jnp.asarray(inverse_frequencies(rope)[0]) for rope in spec.ropes)
     return DecoderWeights(
         leaves["embedding", None], layers, leaves["final_norm", None], leaves.get(("head", None)), inv_freqs
     )

@@ -1,0 +1,342 @@
+"""Several processes that serve one model: process 0 decides, and tells the others each step before it takes it.
+
+A message is its length (4 bytes), a letter, and what the letter stands for. The connection is as open as that of
+`jax.distributed`, on the port after it: it belongs on a network of one's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import numpy as np
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.execution.buckets import Bucket
+
+if TYPE_CHECKING:
+    from headrace.execution.manager import ExecutionManager
+    from headrace.execution.step import StepResult
+
+_JOIN, _OPTIONS, _MEET, _STEP, _RESET, _END, _ERROR = b"J", b"O", b"M", b"S", b"R", b"E", b"X"
+
+_CONNECT_S = 60.0  # all processes are there when the first looks for the others: `jax.distributed` waits for that
+_POLL_S = 1e-4
+_GRACE_S = 5.0  # from the loss of another process to our own end, if the device waits for what will never come
+
+
+class Group(Protocol):
+    """The processes of a model, as one of them sees the others."""
+
+    def meet(self) -> None:
+        """Waits until every process is here."""
+        ...
+
+    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
+        """Says that this process is about to take a step."""
+        ...
+
+    def announce_reset(self) -> None:
+        """Says that this process is about to empty its state."""
+        ...
+
+    def wait(self, array: jax.Array) -> None:
+        """Waits for what all processes compute together; HeadraceError if one of them is lost."""
+        ...
+
+
+class _Link:
+    """A connection that carries messages, read by a thread of its own.
+
+    Attributes:
+        name: of the process at the other end.
+        ended: set once nothing more will come.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.name = "process 0"
+        self.ended = threading.Event()
+        self._received: queue.SimpleQueue[tuple[bytes, bytes]] = queue.SimpleQueue()
+        self._error: str | None = None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, kind: bytes, body: bytes = b"") -> None:
+        """Sends a message; HeadraceError if the other process is gone."""
+        try:
+            self._socket.sendall(struct.pack("<I", 1 + len(body)) + kind + body)
+        except OSError:
+            self.ended.wait(1.0)  # until what it said last has been read
+            raise self.loss() from None
+
+    def receive(self) -> tuple[bytes, bytes]:
+        """The next message; HeadraceError if the other process is gone, and says why if that is known."""
+        kind, body = self._received.get()
+        if kind == _ERROR:
+            self._received.put((kind, body))  # for whoever asks next
+            raise self.loss()
+        return kind, body
+
+    def expect(self, kind: bytes) -> bytes:
+        """The body of the next message, which must be of this kind."""
+        got, body = self.receive()
+        if got != kind:
+            raise self.loss() if got == _END else HeadraceError(f"{self.name} sent {got!r}, not {kind!r}")
+        return body
+
+    def loss(self) -> HeadraceError:
+        """The error that says what became of the other process."""
+        return HeadraceError(f"{self.name}: {self._error or 'has ended'}")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._exactly(struct.unpack("<I", self._exactly(4))[0])
+                if message[:1] == _ERROR:
+                    self._error = message[1:].decode()
+                    break
+                self._received.put((message[:1], message[1:]))
+        except OSError:
+            pass
+        self.ended.set()
+        self._received.put((_ERROR, b""))
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            piece = self._socket.recv(count - len(data))
+            if not piece:
+                raise OSError("closed")
+            data += piece
+        return bytes(data)
+
+
+class Leader:
+    """Process 0 as it leads the others."""
+
+    def __init__(self, coordinator: str, num_processes: int) -> None:
+        """Waits for all others.
+
+        Raises:
+            ConfigError: the port after the coordinator's cannot be had.
+            HeadraceError: not all came in time.
+        """
+        host, port = _channel(coordinator)
+        self._links: list[_Link] = []
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            server = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise ConfigError(f"coordinator: cannot listen at {host}:{port}, the port after it: {error}") from None
+        with server:
+            deadline = time.monotonic() + _CONNECT_S
+            while len(self._links) < num_processes - 1:
+                server.settimeout(max(deadline - time.monotonic(), 0.01))
+                try:
+                    link = _Link(server.accept()[0])
+                except TimeoutError:
+                    came = 1 + len(self._links)
+                    raise HeadraceError(f"{came} of {num_processes} processes came to {host}:{port}") from None
+                link.name = f"process {int(link.expect(_JOIN))}"
+                self._links.append(link)
+
+    def tell_options(self, options: dict[str, Any]) -> None:
+        """Gives everyone the options that all must have alike."""
+        self._tell(_OPTIONS, json.dumps(options).encode())
+
+    def meet(self) -> None:
+        """See `Group.meet`."""
+        for link in self._links:
+            link.expect(_MEET)
+        self._tell(_MEET)
+
+    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
+        """See `Group.announce_step`."""
+        self._tell(_STEP, struct.pack("<II", *bucket) + packed.tobytes())
+
+    def announce_reset(self) -> None:
+        """See `Group.announce_reset`. It follows a failed step: if another process is the reason, that is the error."""
+        for link in self._links:
+            link.ended.wait(1.0 / len(self._links))
+        self._tell(_RESET)
+
+    def wait(self, array: jax.Array) -> None:
+        """See `Group.wait`. Not a plain wait: not every device notices that another will never answer."""
+        while not array.is_ready():  # type: ignore[attr-defined]
+            self._check()
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Lets the others end."""
+        with contextlib.suppress(HeadraceError):
+            for link in self._links:
+                link.send(_END)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all other processes are still there."""
+        return not any(link.ended.is_set() for link in self._links)
+
+    def _tell(self, kind: bytes, body: bytes = b"") -> None:
+        self._check()
+        for link in self._links:
+            link.send(kind, body)
+
+    def _check(self) -> None:
+        for link in self._links:
+            if link.ended.is_set():
+                raise link.loss()
+
+
+class Follower:
+    """A process other than 0, which does what that says."""
+
+    def __init__(self, coordinator: str, process_id: int) -> None:
+        """Connects to process 0.
+
+        Raises:
+            HeadraceError: it is not there.
+        """
+        host, port = _channel(coordinator)
+        deadline = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                self._link = _Link(socket.create_connection((host, port), timeout=_CONNECT_S))
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise HeadraceError(f"coordinator: nobody answers at {host}:{port} ({error})") from None
+                time.sleep(0.1)
+        self._link.send(_JOIN, str(process_id).encode())
+        self._dismissed = False
+
+    def options(self) -> dict[str, Any]:
+        """What process 0 gives to `Leader.tell_options`."""
+        options: dict[str, Any] = json.loads(self._link.expect(_OPTIONS))
+        return options
+
+    def report(self, error: BaseException) -> None:
+        """Tells process 0 why this process ends."""
+        if not self._link.ended.is_set():
+            self._link.send(_ERROR, (str(error) or type(error).__name__).encode())
+
+    def meet(self) -> None:
+        """See `Group.meet`."""
+        self._link.send(_MEET)
+        self._link.expect(_MEET)
+
+    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
+        """Nothing: it was process 0 that said so."""
+
+    def announce_reset(self) -> None:
+        """Nothing: it was process 0 that said so."""
+
+    def wait(self, array: jax.Array) -> None:
+        """See `Group.wait`."""
+        try:
+            array.block_until_ready()
+        except jax.errors.JaxRuntimeError:
+            if self._link.ended.wait(1.0):
+                raise self._link.loss() from None
+            raise
+
+    def follow(self, manager: ExecutionManager) -> None:
+        """Does what process 0 does, until that ends.
+
+        Raises:
+            HeadraceError: process 0 is gone.
+        """
+        before: StepResult | None = None
+        while True:
+            kind, body = self._link.receive()
+            if kind == _END:
+                self._dismissed = True
+                return
+            if kind == _RESET:
+                manager.reset_state()
+            else:
+                tokens, requests = struct.unpack("<II", body[:8])
+                result = manager.execute_packed((tokens, requests), np.frombuffer(body, np.int32, offset=8))
+                if before is not None:
+                    self.wait(before.tokens)  # so as to be no further ahead of the device than process 0
+                before = result
+
+    def leave_when_lost(self) -> None:
+        """Ends this process, somewhat later, if process 0 is lost."""
+        self._link.ended.wait()
+        time.sleep(_GRACE_S)
+        if self._dismissed:
+            return
+        # The main thread may wait for a device that waits for process 0.
+        print(f"headrace: error: {self._link.loss()}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+
+def lead(coordinator: str, num_processes: int) -> Leader:
+    """Starts `jax.distributed` as process 0, and connects to the others. At the end of this process they end too.
+
+    Raises:
+        ConfigError: JAX is in use already, or an address cannot be had.
+        HeadraceError: not all came in time.
+    """
+    _start(coordinator, num_processes, 0)
+    leader = Leader(coordinator, num_processes)
+
+    def end() -> None:
+        leader.close()
+        if not leader.is_whole:
+            sys.stdout.flush()
+            os._exit(2)  # else `jax.distributed`, or a device, may wait for whoever is lost
+
+    atexit.register(end)
+    return leader
+
+
+def join(coordinator: str, num_processes: int, process_id: int) -> Follower:
+    """Starts `jax.distributed` as a process other than 0, and connects to process 0.
+
+    Raises:
+        ConfigError: JAX is in use already.
+        HeadraceError: process 0 is not there.
+    """
+    _start(coordinator, num_processes, process_id)
+    follower = Follower(coordinator, process_id)
+    threading.Thread(target=follower.leave_when_lost, daemon=True).start()
+    return follower
+
+
+def settle() -> None:
+    """Ends `jax.distributed`, in all processes: the connections of the devices are there, and it is not needed for
+    steps. It would abort a process whose process 0 is lost, and keep one from ending while another is missing."""
+    jax.distributed.shutdown()
+
+
+def _start(coordinator: str, num_processes: int, process_id: int) -> None:
+    try:
+        jax.distributed.initialize(coordinator, num_processes, process_id)
+        jax.devices()  # comes back when all processes have asked
+    except RuntimeError as error:
+        raise ConfigError(f"coordinator: jax.distributed does not start: {error}") from None
+
+
+def _channel(coordinator: str) -> tuple[str, int]:
+    """Where process 0 listens for the others: the port after that of `jax.distributed`."""
+    host, _, port = coordinator.rpartition(":")
+    return host.strip("[]"), int(port) + 1
