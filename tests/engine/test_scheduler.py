@@ -145,6 +145,16 @@ def test_the_latest_request_is_preempted_and_loses_no_token(tiny_folder: Path) -
     assert b.num_prompt == 31
 
 
+@pytest.mark.parametrize(("total", "admitted"), [(16, ["a", "b", "c"]), (17, ["a", "b"])])
+def test_a_page_is_spared_while_a_running_request_may_need_one(
+    tiny_folder: Path, total: int, admitted: list[str]
+) -> None:
+    desk = Desk(tiny_folder, pages=3, budget=64)
+    for name in "abc":
+        desk.request(name, prompt=15, total=total)
+    assert [name for name, _ in desk.step()] == admitted
+
+
 def test_a_step_in_which_a_request_was_preempted_admits_none(tiny_folder: Path) -> None:
     desk = Desk(tiny_folder, pages=4, budget=64)
     desk.request("a", prompt=16)

@@ -196,7 +196,7 @@ class Scheduler:
         self._pool.reference(shared)  # first, lest they be evicted for the others
         wanted = self._pool.pages_for(request.max_total if request.was_preempted else request.num_tokens) - len(shared)
         # A page beyond what it needs now, lest it be preempted for its neighbours' next tokens at once.
-        spare = 1 if self.running and not request.was_preempted else 0
+        spare = 1 if not request.was_preempted and any(map(self._may_grow, self.running)) else 0
         if wanted + spare > self._pool.num_available:
             self._pool.free(reversed(shared))
             return False
@@ -209,6 +209,9 @@ class Scheduler:
             request.num_cached = request.num_computed
             self._prefix.count(request.num_tokens, request.num_computed)
         return True
+
+    def _may_grow(self, request: Request) -> bool:
+        return len(request.pages) < self._pool.pages_for(request.max_total)
 
     def _register(self, request: Request, num_computed: int) -> None:
         """Lets others find the full pages of a request's first `num_computed` tokens, as far as these are known."""
