@@ -260,7 +260,7 @@ def test_a_preempted_request_comes_back_when_it_can_stay(tiny_folder: Path) -> N
         if not desk.step():
             break
     assert b.num_tokens == c.num_tokens == 64
-    assert desk.scheduler.num_preemptions == 1
+    assert desk.scheduler.num_preemptions == 2, "the later one gave way, once"
 
 
 @pytest.mark.parametrize("seed", range(5))
