@@ -12,11 +12,12 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format install dev clean
+.PHONY: help run test soak check format install dev clean
 
 help:
 	@echo "make run [PROMPT=\"…\"] [MODEL=…]  stream a model's answer (makes .venv, fetches the model)"
 	@echo "make test                        run all tests"
+	@echo "make soak                        60,000 random steps, some minutes"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
 	@echo "make clean                       remove .venv and caches of the tools"
@@ -28,6 +29,10 @@ run: install
 test: dev
 	@echo "headrace: running all tests"
 	@$(BIN)/python -m pytest
+
+soak: dev
+	@echo "headrace: running random load"
+	@$(BIN)/python -m pytest -m soak -s
 
 check: dev
 	@echo "headrace: format, lint, types, tests"

@@ -166,7 +166,7 @@ def test_a_small_cache_shortens_a_context_that_was_not_asked_for(spec: DecoderSp
         config(kv_cache_share=1e-12).resolve(spec)
 
 
-def test_pools_come_in_few_sizes(spec: DecoderSpec) -> None:
+def test_fault_21_pools_come_in_few_sizes(spec: DecoderSpec) -> None:
     sizes = {config(kv_cache_bytes=n * PAGE_BYTES).resolve(spec).num_pages(spec) for n in range(1024, 2049)}
     assert sizes == {1024, 1280, 1536, 1792, 2048}
     for pages in (1024, 1279, 1280, 5000):

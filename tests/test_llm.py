@@ -64,6 +64,22 @@ def test_the_answer_is_the_references(llm: LLM) -> None:
     assert (output.num_prompt_tokens, output.num_output_tokens) == (5, 24)
 
 
+def test_a_prompt_that_begins_like_an_earlier_one_says_what_was_cached(llm: LLM) -> None:
+    first = llm.generate([[9] * 40], GREEDY)[0]
+    assert first.num_cached_tokens == 0
+    again = llm.generate([[9] * 40, [9] * 20 + [8] * 20], GREEDY)
+    assert [o.num_cached_tokens for o in again] == [32, 16]
+    assert again[0].token_ids == first.token_ids
+
+
+def test_a_paused_engine_is_refused_rather_than_waited_for(llm: LLM) -> None:
+    llm.engine.pause()
+    with pytest.raises(HeadraceError, match="paused"):
+        llm.generate("Hello", GREEDY)
+    llm.engine.resume()
+    assert llm.generate("Hello", GREEDY)[0].finish_reason == "length"
+
+
 def test_prompts_may_be_text_or_ids_or_a_list_of_both(llm: LLM) -> None:
     ids = llm.tokenizer.encode("Hello")
     one, two = llm.generate("Hello", GREEDY), llm.generate(ids, GREEDY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,12 @@ def tiny_manager(name: str = "llama3", *, weights: DecoderWeights | None = None,
     return manager
 
 
-def tiny_engine(folder: Path, name: str = "llama3", *, seed: int = 0, overlap: bool = True, **geometry: Any) -> Engine:
-    """An engine over `tiny_manager`, with the tokenizer of `folder`."""
+def tiny_engine(
+    folder: Path, name: str = "llama3", *, config: Mapping[str, Any] | None = None, **geometry: Any
+) -> Engine:
+    """An engine over `tiny_manager`, with the tokenizer of `folder`; `config` are further options of the engine."""
     manager = tiny_manager(name, **geometry)
-    return Engine(EngineConfig(model=name, seed=seed, overlap=overlap), Tokenizer.from_folder(folder), manager)
+    return Engine(EngineConfig(model=name, **{"seed": 0, **(config or {})}), Tokenizer.from_folder(folder), manager)
 
 
 def run(engine: Engine, requests: Iterable[tuple[Sequence[int], SamplingParams]]) -> list[list[TokenOutput]]:
@@ -94,19 +96,22 @@ def run(engine: Engine, requests: Iterable[tuple[Sequence[int], SamplingParams]]
         for output in engine.step():
             outputs[output.request_id].append(output)
         check_pages(engine)
-    assert engine.pool.num_free == engine.pool.num_pages
+    assert engine.pool.num_available == engine.pool.num_pages
     return list(outputs.values())
 
 
 def check_pages(engine: Engine) -> None:
-    """The pool's counts are those of the requests, and nobody holds more than it needs."""
+    """The pool's counts are those of the requests, nobody holds more than it needs, and the prefix cache agrees."""
     scheduler = engine.scheduler
+    engine.prefix.check()
     engine.pool.check(request.pages for request in scheduler.running)
     for request in scheduler.waiting:
         assert request.pages == []
         assert request.slot is None
     for request in scheduler.running:
         least, most = (engine.pool.pages_for(n) for n in (request.num_computed, request.num_tokens))
+        if request.has_all_pages:
+            most = engine.pool.pages_for(request.max_total)
         assert least <= len(request.pages) <= most
     slots = [request.slot for request in scheduler.running]
     assert len(set(slots)) == len(slots)

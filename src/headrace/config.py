@@ -49,6 +49,8 @@ class EngineConfig:
         use_aot_forward: compile every step before serving; else each at its first use, with a warning.
         compile_guard: what happens when a step compiles something after warm-up: "off", "count" or "raise".
         debug: compare the arguments of each step with what it was compiled for, and name those that differ.
+        prefix_caching: keep the keys and values of what was computed, for later prompts that begin the same.
+        max_queued_requests: most requests that may wait to run; None sets no limit.
         overlap: give the device its next step before reading the tokens of the last.
     """
 
@@ -69,6 +71,8 @@ class EngineConfig:
     use_aot_forward: bool = True
     compile_guard: CompileGuard = "count"
     debug: bool = False
+    prefix_caching: bool = True
+    max_queued_requests: int | None = None
     overlap: bool = True
 
     def __post_init__(self) -> None:
@@ -81,12 +85,12 @@ class EngineConfig:
             raise ConfigError(f"page_size: {self.page_size!r} is not one of {', '.join(map(str, PAGE_SIZES))}")
         if self.compile_guard not in COMPILE_GUARDS:
             raise ConfigError(f"compile_guard: {self.compile_guard!r} is not one of {', '.join(COMPILE_GUARDS)}")
-        for name in ("use_aot_forward", "debug", "overlap"):
+        for name in ("use_aot_forward", "debug", "prefix_caching", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: must be true or false, not {getattr(self, name)!r}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
             _positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_cache_bytes"):
+        for name in ("max_model_len", "kv_cache_bytes", "max_queued_requests"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.max_num_seqs > MAX_NUM_SEQS:

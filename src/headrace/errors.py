@@ -27,5 +27,9 @@ class RequestError(HeadraceError, ValueError):
         self.param = param
 
 
+class QueueFullError(HeadraceError):
+    """As many requests wait as may; try again later."""
+
+
 class StepError(HeadraceError, RuntimeError):
     """The execution layer was asked for something that it never compiled."""

@@ -138,6 +138,8 @@ class LLM:
         # Whoever steps the engine gets the tokens of every request in it, and would drop those of an open stream.
         if self.engine.has_unfinished:
             raise HeadraceError("a stream of this LLM is still open; finish or close it first")
+        if self.engine.is_paused:
+            raise HeadraceError("the engine is paused; call engine.resume() first")
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -158,6 +160,7 @@ def _result(prompt: Prompt, ids: list[int], outputs: list[TokenOutput]) -> Reque
         prompt_token_ids=ids,
         text="".join(o.text for o in outputs),
         token_ids=[o.token_id for o in outputs if o.token_id is not None],
+        num_cached_tokens=last.num_cached_tokens,
         finish_reason=last.finish_reason,
         error=last.error,
     )

@@ -19,6 +19,7 @@ class RequestOutput:
         finish_reason: "stop" (end token or stop string), "length" (max_tokens or the context is full), "abort", or
             "error".
         error: what went wrong, when the reason is "error".
+        num_cached_tokens: tokens of the prompt whose keys and values were there already.
     """
 
     prompt: str | None
@@ -27,6 +28,7 @@ class RequestOutput:
     token_ids: list[int]
     finish_reason: FinishReason
     error: str | None = None
+    num_cached_tokens: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -193,7 +193,7 @@ def test_cac_08_pages_return_whatever_ends_a_request(engine: Engine, tiny_folder
             ended[output.finish_reason] = ended.get(output.finish_reason, 0) + 1
         check_pages(engine)
     assert {"stop", "length", "waiting", "prefill", "decode"} <= set(ended)
-    assert engine.pool.num_free == engine.pool.num_pages
+    assert engine.pool.num_available == engine.pool.num_pages
     assert not engine.scheduler.waiting
     assert not engine.scheduler.running
 

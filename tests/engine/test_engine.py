@@ -142,13 +142,13 @@ def test_abort_frees_at_once_whatever_the_state(engine: Engine, steps: int) -> N
         engine.abort(f"r{i}")
         check_pages(engine)
     engine.abort("never there")
-    assert engine.pool.num_free == engine.pool.num_pages
+    assert engine.pool.num_available == engine.pool.num_pages
     assert not engine.has_unfinished
     assert engine.step() == []
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3, 8])
-def test_a_failed_step_loses_nothing(tiny_folder: Path, engine: Engine, failing: int) -> None:
+def test_fault_24_a_failed_step_loses_nothing(tiny_folder: Path, engine: Engine, failing: int) -> None:
     cases = [([5 + i] * (10 + i), replace(GREEDY, temperature=1.0, seed=i, ignore_eos=True)) for i in range(5)]
     expected = [tokens(o) for o in run(engine, cases)]
     manager = FailsOnce(tiny_manager("llama3", **SMALL), failing, RuntimeError("the device is gone"))
@@ -163,7 +163,7 @@ def test_a_failed_step_loses_nothing(tiny_folder: Path, engine: Engine, failing:
         except RuntimeError:
             failures += 1
             assert all(request.num_computed == 0 for request in engine.scheduler.waiting)
-            assert engine.pool.num_free == engine.pool.num_pages
+            assert engine.pool.num_available == engine.pool.num_pages
             continue
         for output in outputs:
             got[output.request_id] += tokens([output])

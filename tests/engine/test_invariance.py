@@ -49,7 +49,7 @@ def test_any_company_gives_the_solo_tokens(tiny_folder: Path, name: str, dtype: 
     cases = list(random_cases(seed=len(name), count=40))
     solo = cache(lambda i: solo_tokens(tiny_folder, name, dtype, cases[i]))
     rng = random.Random(1)
-    engine = tiny_engine(tiny_folder, name, **{**SMALL, "num_pages": 6, "dtype": dtype}, overlap=overlap)
+    engine = tiny_engine(tiny_folder, name, config={"overlap": overlap}, **{**SMALL, "num_pages": 6, "dtype": dtype})
     compiled = compilations()
     waiting, got, aborted = list(range(len(cases))), {i: [] for i in range(len(cases))}, set()
     while waiting or engine.has_unfinished:

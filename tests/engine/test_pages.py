@@ -20,8 +20,8 @@ def test_random_operations_keep_the_counts() -> None:
     held: list[list[int]] = []
     for _ in range(3000):
         choice = rng.random()
-        if choice < 0.4 and pool.num_free:
-            held.append(pool.allocate(rng.randint(0, pool.num_free)))
+        if choice < 0.4 and pool.num_available:
+            held.append(pool.allocate(rng.randint(0, pool.num_available)))
         elif choice < 0.55 and held:
             shared = list(rng.choice(held))
             pool.reference(shared)
@@ -29,10 +29,10 @@ def test_random_operations_keep_the_counts() -> None:
         elif held:
             pool.free(held.pop(rng.randrange(len(held))))
         pool.check(held)
-        assert pool.num_free == 40 - len({page for pages in held for page in pages})
+        assert pool.num_available == 40 - len({page for pages in held for page in pages})
     for pages in held:
         pool.free(pages)
-    assert pool.num_free == 40
+    assert pool.num_available == 40
 
 
 def test_a_page_is_never_handed_out_twice() -> None:
@@ -43,7 +43,7 @@ def test_a_page_is_never_handed_out_twice() -> None:
 def test_misuse_is_refused_and_changes_nothing() -> None:
     pool = PagePool(3, 16)
     pages = pool.allocate(2)
-    with pytest.raises(ValueError, match="2 pages asked for, 1 are free"):
+    with pytest.raises(ValueError, match="2 pages asked for, 1 are available"):
         pool.allocate(2)
     pool.free(pages)
     with pytest.raises(ValueError, match="is free already"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.pages import PagePool
+from headrace.engine.prefix import PrefixCache
 from headrace.engine.request import Request
-from headrace.engine.scheduler import Schedule, Scheduler
+from headrace.engine.scheduler import STEPS_PER_PRIORITY, Schedule, Scheduler
+from headrace.execution.batch import BatchLayout
+from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES
 from headrace.execution.sequences import SequenceTable
 from headrace.sampling.params import SamplingParams
 from headrace.text.detokenizer import IncrementalDetokenizer
@@ -21,15 +25,34 @@ from headrace.text.tokenizer import Tokenizer
 class Desk:
     """A scheduler with a stand-in for the device: every step succeeds and samples token 9."""
 
-    def __init__(self, folder: Path, pages: int = 12, seqs: int = 4, budget: int = 32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pages: int = 12,
+        seqs: int = 4,
+        budget: int = 32,
+        *,
+        length: int = 64,
+        page_size: int = 16,
+        share: bool = False,
+    ) -> None:
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.pool = PagePool(pages, 16)
-        self.scheduler = Scheduler(self.pool, SequenceTable(seqs, 64), seqs, budget)
+        self.pool = PagePool(pages, page_size)
+        self.prefix = PrefixCache(self.pool, enabled=share)
+        self.scheduler = Scheduler(self.pool, self.prefix, SequenceTable(seqs, length), seqs, budget)
 
-    def request(self, name: str, prompt: int, total: int = 64) -> Request:
-        detokenizer = IncrementalDetokenizer(self.tokenizer)
+    def request(self, name: str, prompt: int, total: int = 64, priority: int = 0) -> Request:
         request = Request(
-            name, [7] * prompt, prompt, SamplingParams(), total, frozenset(), 0, detokenizer, StopMatcher(())
+            request_id=name,
+            token_ids=[7] * prompt,
+            num_prompt=prompt,
+            params=SamplingParams(),
+            max_total=total,
+            end_ids=frozenset(),
+            seed=0,
+            detokenizer=IncrementalDetokenizer(self.tokenizer),
+            stop=StopMatcher(()),
+            priority=priority,
         )
         self.scheduler.add(request)
         return request
@@ -159,7 +182,7 @@ def test_removing_frees_pages_and_slot_wherever_the_request_is(tiny_folder: Path
     desk.step()
     desk.scheduler.remove(waiting)
     desk.scheduler.remove(running)
-    assert desk.pool.num_free == desk.pool.num_pages
+    assert desk.pool.num_available == desk.pool.num_pages
     assert desk.step() == []
     desk.request("c", prompt=4)
     assert desk.step() == [("c", 4)]
@@ -211,8 +234,134 @@ def test_a_request_preempted_with_a_token_in_flight_waits_until_it_is_known(tiny
     assert rows(again) == [("b", known + 1)]
 
 
+def test_a_preempted_request_comes_back_when_it_can_stay(tiny_folder: Path) -> None:
+    desk = Desk(tiny_folder, pages=6, budget=64)
+    a, b = desk.request("a", prompt=32, total=50), desk.request("b", prompt=31, total=64)
+    while desk.scheduler.num_preemptions == 0:
+        assert desk.step()
+    assert b.was_preempted
+    while a.slot is not None:  # two to four pages are free, and four are needed
+        assert desk.step() == [("a", 1)]
+    assert desk.step() == [("b", b.num_tokens - 1)]
+    assert b.has_all_pages
+    assert len(b.pages) == 4
+    c = desk.request("c", prompt=31, total=64)
+    for _ in range(100):
+        if not desk.step():
+            break
+    assert b.num_tokens == c.num_tokens == 64
+    assert desk.scheduler.num_preemptions == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_loads_preempt_each_request_at_most_once_and_end_them_all(tiny_folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    desk = Desk(tiny_folder, pages=9, seqs=6, budget=24, share=True)
+    requests, preempted = [], 0
+    for number in range(150):
+        for _ in range(rng.randint(0, 3)):
+            before = {r.request_id: r for r in desk.scheduler.running}
+            desk.step()
+            desk.prefix.check()
+            desk.pool.check(r.pages for r in desk.scheduler.running)
+            assert desk.scheduler.running == sorted(desk.scheduler.running, key=lambda r: r.order)
+            assert desk.scheduler.waiting == sorted(desk.scheduler.waiting, key=lambda r: r.order)
+            for request in desk.scheduler.waiting:
+                preempted += request.request_id in before
+        length = rng.randint(1, 60)
+        requests.append(desk.request(str(number), length, rng.randint(length + 1, 64), rng.choice([-1, 0, 0, 5])))
+    while desk.scheduler.running or desk.scheduler.waiting:
+        assert desk.step()
+    assert all(request.num_tokens == request.max_total for request in requests)
+    assert desk.scheduler.num_preemptions == sum(request.was_preempted for request in requests) > 10
+    assert desk.pool.num_available == 9
+
+
+def test_the_more_urgent_comes_first_and_waiting_makes_up_for_it(tiny_folder: Path) -> None:
+    desk = Desk(tiny_folder, seqs=1, length=1024, pages=64)
+    desk.request("long", prompt=1, total=2 + STEPS_PER_PRIORITY)
+    desk.step()
+    early = desk.request("early", prompt=1, total=2, priority=1)
+    for name, priority in (("low", 2), ("urgent", 0), ("more urgent", -1), ("urgent too", 0)):
+        desk.request(name, prompt=1, total=2, priority=priority)
+    assert [r.request_id for r in desk.scheduler.waiting] == ["more urgent", "urgent", "urgent too", "early", "low"]
+    for _ in range(STEPS_PER_PRIORITY - 1):
+        desk.step()
+    desk.request("one step less", prompt=1, total=2)
+    desk.step()
+    desk.request("as long", prompt=1, total=2)
+    desk.step()
+    desk.request("longer", prompt=1, total=2)
+    names = [r.request_id for r in desk.scheduler.waiting]
+    assert names.index("one step less") < names.index("early") < names.index("as long") < names.index("longer")
+    assert early.slot is None
+    order = []
+    while desk.scheduler.running or desk.scheduler.waiting:
+        order += [name for name, _ in desk.step()]
+    assert order == names
+
+
+def test_the_less_urgent_request_is_preempted(tiny_folder: Path) -> None:
+    desk = Desk(tiny_folder, pages=6, budget=64)
+    low, high = desk.request("low", prompt=32, priority=1), desk.request("high", prompt=31)
+    while desk.scheduler.num_preemptions == 0:
+        assert desk.step()
+    assert low.slot is None
+    assert high.slot is not None
+
+
+@pytest.mark.parametrize("shared", [MAX_SHARED_PAGE_UPDATES - 1, MAX_SHARED_PAGE_UPDATES, MAX_SHARED_PAGE_UPDATES + 1])
+def test_a_long_prefix_is_told_over_several_steps(tiny_folder: Path, shared: int) -> None:
+    desk = Desk(tiny_folder, pages=2 * shared, budget=2048, length=4096, page_size=1, share=True)
+    desk.request("a", prompt=shared + 1, total=shared + 2)
+    while desk.scheduler.running or desk.scheduler.waiting:
+        desk.step()
+    desk.request("b", prompt=shared + 1, total=shared + 2)
+    desk.request("c", prompt=3, total=4)
+    told: list[tuple[int, int, int]] = []
+    steps = []
+    while desk.scheduler.running or desk.scheduler.waiting:
+        schedule = desk.scheduler.schedule()
+        assert schedule is not None
+        layout = BatchLayout((max(1, schedule.step.total_tokens), max(1, len(schedule.requests))), 1)
+        assert len(schedule.step.page_updates) <= layout.num_updates
+        told += schedule.step.page_updates
+        steps.append(rows(schedule))
+        desk.commit(schedule)
+    if shared < MAX_SHARED_PAGE_UPDATES - 1:
+        assert steps == [[("b", 1), ("c", 1)]]
+    elif shared <= MAX_SHARED_PAGE_UPDATES:  # c shares two pages, for which there is no room any more
+        assert steps == [[("b", 1)], [("c", 1)]]
+    else:
+        assert steps == [[], [("b", 1), ("c", 1)]]
+    assert len({(slot, index) for slot, index, _ in told}) == len(told) == shared + 1 + 3
+
+
+def test_a_full_hit_computes_one_page_again_in_a_page_of_its_own(tiny_folder: Path) -> None:
+    desk = Desk(tiny_folder, share=True, budget=64)
+    desk.request("a", prompt=32)
+    desk.step()
+    shared = desk.scheduler.running[0].pages
+    desk.request("b", prompt=32)
+    assert desk.step() == [("a", 1), ("b", 16)]
+    assert desk.scheduler.running[1].pages[0] == shared[0]
+    assert desk.scheduler.running[1].pages[1] not in shared
+
+
+def test_only_what_ran_before_is_admitted_while_nothing_new_is(tiny_folder: Path) -> None:
+    desk = Desk(tiny_folder)
+    desk.request("a", prompt=4, total=8)
+    desk.step()
+    desk.request("new", prompt=4)
+    desk.scheduler.admits_new = False
+    desk.scheduler.preempt_all()
+    while step := desk.step():
+        assert [name for name, _ in step] == ["a"]
+    assert [r.request_id for r in desk.scheduler.waiting] == ["new"]
+
+
 @pytest.mark.parametrize(
-    "module", ["engine.scheduler", "engine.pages", "engine.request", "text.tokenizer", "text.chat"]
+    "module", ["engine.scheduler", "engine.pages", "engine.prefix", "engine.request", "text.tokenizer", "text.chat"]
 )
 def test_host_policy_does_not_import_jax(module: str) -> None:
     code = f"import sys, headrace.{module}; sys.exit('jax' in sys.modules)"

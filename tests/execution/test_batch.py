@@ -98,7 +98,7 @@ def naive(step: ScheduledStep, table: SequenceTable, layout: BatchLayout) -> dic
 
 
 @pytest.mark.parametrize("bucket", [(8, 8), (8, 1), (64, 8), (100, 20), (24, 24)])
-def test_fill_is_the_loop_and_leaves_nothing_of_earlier_steps(bucket: tuple[int, int]) -> None:
+def test_x5_fill_is_the_loop_and_leaves_nothing_of_earlier_steps(bucket: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     layout, table = BatchLayout(bucket, PAGE), random_table(rng)
     batch = HostBatch(layout, SLOTS)

@@ -63,12 +63,12 @@ def test_token_sizes(requests: int, cap: int, sizes: list[int]) -> None:
         ([5], [5], [(5, 5), (8, 5)]),
     ],
 )
-def test_pairs(tokens: list[int], requests: list[int], pairs: list[Bucket]) -> None:
+def test_x1_the_pairs_to_compile(tokens: list[int], requests: list[int], pairs: list[Bucket]) -> None:
     assert bucket_pairs(tokens, requests) == pairs
 
 
 @pytest.mark.parametrize(("min_pad", "requests", "tokens"), [*itertools.product([1, 8], [1, 5, 8, 20], [20, 64, 100])])
-def test_every_batch_gets_the_smallest_pair_that_holds_it(min_pad: int, requests: int, tokens: int) -> None:
+def test_x1_every_batch_gets_the_smallest_pair_that_holds_it(min_pad: int, requests: int, tokens: int) -> None:
     pairs = bucket_pairs(token_buckets(requests, tokens), request_buckets(min_pad, requests))
     for num_reqs in range(1, requests + 1):
         for num_tokens in range(num_reqs, tokens + 1):

@@ -85,7 +85,7 @@ def test_warming_up_another_set_evicts_none_of_it() -> None:
     assert steps.buckets == [(8, 2), (32, 8)]
 
 
-def test_the_least_recently_used_leaves_first_and_is_counted() -> None:
+def test_x3_the_least_recently_used_leaves_first_and_is_counted() -> None:
     steps = CompiledSteps(3)
     for bucket in [(8, 1), (16, 1), (32, 1)]:
         steps.put(bucket, lambda: None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 import golden
@@ -16,9 +18,10 @@ from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, RequestError
 from headrace.execution.batch import BatchLayout, HostBatch
+from headrace.execution.buckets import bucket_pairs, request_buckets, token_buckets
 from headrace.execution.compiled import CompiledSteps
 from headrace.execution.manager import ExecutionManager, ExecutionOptions
-from headrace.execution.schedule import ScheduledStep
+from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES, ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import SamplingRows, sample
@@ -53,7 +56,15 @@ def test_fault_02_what_is_sent_does_not_grow_with_max_model_len() -> None:
     # The step takes the packed batch; all else that it takes is on the device already.
     *_, packed = parameter_shapes(tiny_manager(**GEOMETRY).compiled_text((8, 2)))
     assert packed == f"s32[{len(packed_batch(64)) // 4}]"
-    assert len(packed_batch(64)) < 256
+    # 3 kB of it are room for the pages of shared prefixes.
+    assert len(packed_batch(64)) - 12 * MAX_SHARED_PAGE_UPDATES < 256
+
+
+def test_fault_03_variants_grow_with_the_sum_of_the_sizes_not_their_product() -> None:
+    # The sampler is part of each variant, so its compilations are as many.
+    for most_seqs, most_tokens in ((32, 512), (256, 8192), (1000, 16384)):
+        tokens, reqs = token_buckets(most_seqs, most_tokens), request_buckets(8, most_seqs)
+        assert len(bucket_pairs(tokens, reqs)) <= len(tokens) + len(reqs)
 
 
 def test_fault_04_too_many_buckets_are_refused_and_none_is_evicted_by_warming_up() -> None:
@@ -103,6 +114,27 @@ def test_fault_07_nothing_donated_is_read_again(driver: Driver) -> None:
     read = [np.asarray(array) for result in results for array in (result.tokens, result.logits, result.hidden)]
     assert all(np.isfinite(array[0]).all() for array in read)
     assert [int(np.asarray(result.tokens)[0]) for result in results] == GOLDEN.continuations[0][:6]
+
+
+def test_fault_08_there_is_one_way_to_prepare_a_batch_and_the_engine_takes_it(
+    driver: Driver, tiny_folder: Path
+) -> None:
+    driver.add(0, SHORT)
+    step = driver.schedule({0: 5})
+    assert driver.manager.get_async_prep_result() is None
+    driver.manager.start_async_prep(step)
+    ahead = driver.manager.get_async_prep_result()
+    assert driver.manager.get_async_prep_result() is None
+    assert ahead is not None
+    first = driver.manager.execute(ahead)
+    again = driver.manager.execute(step)  # writes the same keys and values to the same places
+    assert np.asarray(first.tokens).tolist() == np.asarray(again.tokens).tolist()
+    assert np.asarray(first.logits).tobytes() == np.asarray(again.logits).tobytes()
+
+    recorder = Recorder(driver.manager)
+    engine = engine_over(recorder, tiny_folder)
+    run(engine, [(SHORT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))])
+    assert recorder.steps == [(1, 5), (1, 1), (1, 1), (1, 1)]
 
 
 def test_fault_09_a_greedy_row_beside_a_random_one_takes_the_likeliest_token(driver: Driver) -> None:
@@ -180,6 +212,19 @@ def test_fault_15_the_seed_is_not_ignored(driver: Driver) -> None:
         driver.add(0, SHORT, hot, seed)
         seen.append(driver.generate(0, 8))
     assert seen[0] == seen[1] != seen[2]
+
+
+def test_fault_16_and_23_an_idle_engine_does_nothing_and_leaves_no_thread_or_process(tiny_folder: Path) -> None:
+    threads = threading.active_count()
+    recorder = Recorder(tiny_manager(**GEOMETRY))
+    engine = engine_over(recorder, tiny_folder)
+    run(engine, [(SHORT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))])
+    steps = len(recorder.steps)
+    for _ in range(100):
+        assert engine.step() == []
+    assert len(recorder.steps) == steps
+    assert threading.active_count() == threads
+    assert psutil.Process().children() == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

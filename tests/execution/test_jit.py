@@ -29,7 +29,7 @@ def engine_over(manager: ExecutionManager, folder: Path) -> Engine:
     return Engine(EngineConfig(model="x"), Tokenizer.from_folder(folder), manager)
 
 
-def test_the_same_tokens_compiled_at_first_use(tiny_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_x2_the_same_tokens_compiled_at_first_use(tiny_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     manager = tiny_manager("llama2", **SMALL, use_aot_forward=False)
     assert manager.buckets == [], "nothing is compiled before it is used"
     with caplog.at_level(logging.WARNING):

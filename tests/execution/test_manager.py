@@ -63,7 +63,7 @@ def test_greedy_tokens_are_the_references_in_one_batch_and_in_chunks(driver: Dri
     assert driver.ids[0][23:] == GOLDEN.continuations[1][:11]
 
 
-def test_logits_and_hidden_states_are_those_behind_the_tokens(driver: Driver) -> None:
+def test_x12_logits_and_hidden_states_are_those_behind_the_tokens(driver: Driver) -> None:
     driver.add(0, SHORT)
     driver.add(1, MIDDLE)
     step = driver.schedule({0: 5, 1: 20})
@@ -76,7 +76,7 @@ def test_logits_and_hidden_states_are_those_behind_the_tokens(driver: Driver) ->
     np.testing.assert_allclose(hidden @ EMBEDDING.T, logits, atol=1e-4)
 
 
-def test_only_rows_that_end_their_prompt_have_a_token(driver: Driver) -> None:
+def test_x12_only_rows_that_end_their_prompt_have_a_token(driver: Driver) -> None:
     driver.add(0, SHORT)
     driver.add(1, MIDDLE)
     step = driver.schedule({0: 5, 1: 20})
@@ -86,7 +86,7 @@ def test_only_rows_that_end_their_prompt_have_a_token(driver: Driver) -> None:
     assert driver.manager.read_tokens(result, step).tolist() == [-1, GOLDEN.continuations[0][0]]
 
 
-def test_greedy_and_random_rows_share_a_batch(driver: Driver) -> None:
+def test_x11_greedy_and_random_rows_share_a_batch(driver: Driver) -> None:
     hot = SamplingParams(temperature=3.0, top_k=3)
     best = set(np.argsort(GOLDEN.logits[0][-1])[-3:].tolist())
     seen = set()
@@ -103,7 +103,7 @@ def test_greedy_and_random_rows_share_a_batch(driver: Driver) -> None:
     assert len(seen) > 1
 
 
-def test_a_sampled_token_reaches_the_next_step_on_the_device(driver: Driver) -> None:
+def test_x16_a_sampled_token_reaches_the_next_step_on_the_device(driver: Driver) -> None:
     first, second = GOLDEN.continuations[0][:2]
     driver.add(0, SHORT)
     assert driver.run({0: 5}) == {0: first}
@@ -126,7 +126,7 @@ def test_a_token_that_the_host_sends_gives_the_same(driver: Driver) -> None:
     assert driver.run({0: 1}) == {0: second}
 
 
-def test_steps_can_be_dispatched_without_waiting(driver: Driver) -> None:
+def test_x6_steps_can_be_dispatched_without_waiting(driver: Driver) -> None:
     # The host fills the next batch while the device may not have begun with the one before.
     for _ in range(20):
         driver.add(0, SHORT)
@@ -149,7 +149,7 @@ def profile(folder: Path, work: Callable[[], object]) -> Counter[str]:
     return Counter(event.name for plane in planes for line in plane.lines for event in line.events)
 
 
-def test_a_step_is_one_launch_and_one_transfer(driver: Driver, tmp_path: Path) -> None:
+def test_x4_fault_01_a_step_is_one_launch_and_one_transfer(driver: Driver, tmp_path: Path) -> None:
     double = jax.jit(lambda x: x * 2).lower(jax.ShapeDtypeStruct((4,), jnp.int32)).compile()
     host = np.ones(4, np.int32)
     double(jax.device_put(host))
@@ -184,7 +184,7 @@ class TokensOnly:
         return SimpleNamespace(tokens=self._manager.execute(step).tokens)
 
 
-def test_the_engine_fetches_nothing_but_tokens(manager: ExecutionManager, tiny_folder: Path) -> None:
+def test_x4_the_engine_fetches_nothing_but_tokens(manager: ExecutionManager, tiny_folder: Path) -> None:
     manager.reset_state()
     config, tokenizer = EngineConfig(model="x"), Tokenizer.from_folder(tiny_folder)
     engine = Engine(config, tokenizer, TokensOnly(manager))  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_the_engine_fetches_nothing_but_tokens(manager: ExecutionManager, tiny_f
 
 
 @pytest.mark.parametrize("chunks", [{0: 23, 1: 10}, {0: 23, 1: 23, 2: 5}])
-def test_a_miss_names_the_pair_and_the_choices_and_changes_nothing(driver: Driver, chunks: dict[int, int]) -> None:
+def test_x15_a_miss_names_the_pair_and_the_choices_and_changes_nothing(driver: Driver, chunks: dict[int, int]) -> None:
     for slot in range(3):
         driver.add(slot, SHORT if slot == 2 else MIDDLE)
     misses = driver.manager.cache_stats.misses
@@ -227,7 +227,7 @@ def test_nothing_is_compiled_after_warm_up(driver: Driver) -> None:
     assert compilations() == before
 
 
-def test_more_variants_than_the_cache_holds_is_said_before_compiling() -> None:
+def test_x3_more_variants_than_the_cache_holds_is_said_before_compiling() -> None:
     manager = new_manager(max_num_batched_tokens=16, max_compiled_variants=1)
     before = compilations()
     with pytest.raises(ConfigError, match="max_compiled_variants: 2 steps are to be compiled but the cache holds 1"):

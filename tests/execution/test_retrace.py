@@ -43,7 +43,7 @@ def other_sharding(array: jax.Array) -> Any:
         ),
     ],
 )
-def test_each_kind_of_difference(given: Any, lines: list[str]) -> None:
+def test_x14_each_kind_of_difference(given: Any, lines: list[str]) -> None:
     assert list(differences(TREE, given)) == lines
 
 
@@ -60,7 +60,7 @@ def manager() -> ExecutionManager:
     return tiny_manager("llama2", weights=tiny_weights("llama2", "float32"), **SMALL, debug=True)
 
 
-def test_debug_mode_refuses_a_step_and_names_the_leaf(manager: ExecutionManager) -> None:
+def test_x14_debug_mode_refuses_a_step_and_names_the_leaf(manager: ExecutionManager) -> None:
     data = golden.load("llama2")
     driver = Driver(manager)
     driver.add(0, data.prompts[0])

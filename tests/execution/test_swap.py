@@ -60,7 +60,9 @@ def continued(manager: ExecutionManager, after: int, total: int) -> list[int]:
     return driver.ids[0][len(GOLDEN.prompts[1]) :]
 
 
-def test_tokens_after_a_swap_are_those_of_the_new_weights_on_the_old_cache(manager: ExecutionManager) -> None:
+def test_x7_fault_19_tokens_after_a_swap_are_the_new_weights_on_the_old_cache(
+    manager: ExecutionManager,
+) -> None:
     compiled = compilations()
     got = continued(manager, 5, 12)
     assert compilations() == compiled
@@ -81,7 +83,7 @@ def test_tokens_after_a_swap_are_those_of_the_new_weights_on_the_old_cache(manag
     assert got == left.ids[0][len(GOLDEN.prompts[1]) :]
 
 
-def test_requests_in_flight_go_on_with_the_new_weights(manager: ExecutionManager, tiny_folder: Path) -> None:
+def test_x7_requests_in_flight_go_on_with_the_new_weights(manager: ExecutionManager, tiny_folder: Path) -> None:
     engine = Engine(EngineConfig(model="x"), Tokenizer.from_folder(tiny_folder), manager)
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     prompts = [[5 + i] * (3 + i) for i in range(3)]

@@ -42,7 +42,7 @@ def check_distribution(logits: np.ndarray, params: SamplingParams, count: int) -
     ids=["plain", "top_k", "top_p", "min_p", "all"],
 )
 @pytest.mark.parametrize("vocab", [5, 129])
-def test_draws_follow_the_filtered_distribution(vocab: int, params: SamplingParams) -> None:
+def test_x11_draws_follow_the_filtered_distribution(vocab: int, params: SamplingParams) -> None:
     check_distribution(random_logits(vocab)[0], params, 100_000)
 
 

@@ -27,6 +27,8 @@ ENGINE = {
     "use_aot_forward": (bool, "Compile every step before serving, not at its first use."),
     "compile_guard": (str, "off, count or raise: what a compilation after warm-up leads to."),
     "debug": (bool, "Check the arguments of each step."),
+    "prefix_caching": (bool, "Reuse what was computed for prompts that begin the same."),
+    "max_queued_requests": (int, "Most requests that may wait to run."),
     "overlap": (bool, "Give the device its next step before reading the tokens of the last."),
     "engine_seed": (int, "Seed of the draws of requests without a seed of their own."),
 }

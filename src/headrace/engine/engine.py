@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from headrace.config import EngineConfig
 from headrace.engine.pages import PagePool
+from headrace.engine.prefix import CacheScope, PrefixCache
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.scheduler import Schedule, Scheduler
-from headrace.errors import RequestError
+from headrace.errors import QueueFullError, RequestError
 from headrace.execution.manager import ExecutionManager
 from headrace.execution.step import StepResult
 from headrace.sampling.params import SamplingParams
@@ -18,6 +21,8 @@ from headrace.sampling.sampler import BAD_LOGITS
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
 from headrace.text.tokenizer import Tokenizer
+
+PauseMode = Literal["wait", "abort", "keep"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class TokenOutput:
         text: the text that became final with it, possibly empty.
         finish_reason: set when the request has ended; then it is no longer in the engine.
         error: what went wrong, when the reason is "error".
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache.
     """
 
     request_id: str
@@ -37,6 +43,7 @@ class TokenOutput:
     text: str
     finish_reason: FinishReason | None
     error: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,17 @@ class Engine:
         config: all options, filled in.
         tokenizer: of the model.
         manager: the execution layer, compiled.
+        pool, prefix, scheduler: the KV pages, what is known to be in them, and who runs next.
+        is_paused: between `pause` and `resume`; `step` does nothing then.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
         self.config, self.tokenizer, self.manager = config, tokenizer, manager
         o = manager.options
         self.pool = PagePool(o.num_pages, o.page_size)
-        self.scheduler = Scheduler(self.pool, manager.sequences, o.max_num_seqs, o.max_num_batched_tokens)
+        self.prefix = PrefixCache(self.pool, enabled=config.prefix_caching)
+        self.scheduler = Scheduler(self.pool, self.prefix, manager.sequences, o.max_num_seqs, o.max_num_batched_tokens)
+        self.is_paused = False
         self._requests: dict[str, Request] = {}
         self._seeds = random.Random(config.seed)
         self._in_flight: _Launched | None = None
@@ -70,15 +81,35 @@ class Engine:
         """Whether any request is waiting or running."""
         return bool(self._requests)
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
         """Queues a request.
 
+        Args:
+            priority: the lower, the sooner it runs; each unit counts as much as some waiting (see `Scheduler`).
+            cache_salt: requests share cached prefixes only with those of the same salt.
+
         Raises:
-            RequestError: what `check` refuses, or the request id is in use. Nothing is queued then.
+            RequestError: what `check` refuses, or the request id is in use.
+            QueueFullError: `max_queued_requests` are waiting. Nothing is queued in either case.
         """
         if request_id in self._requests:
             raise RequestError("request_id", f"{request_id!r} is in use")
         self.check(prompt_ids, params)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError("priority", f"must be an integer, not {priority!r}")
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
+        most = self.config.max_queued_requests
+        if most is not None and len(self.scheduler.waiting) >= most:
+            raise QueueFullError(f"{most} requests are waiting, which is max_queued_requests; try again later")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
         request = Request(
             request_id=request_id,
@@ -90,6 +121,8 @@ class Engine:
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             detokenizer=IncrementalDetokenizer(self.tokenizer),
             stop=StopMatcher(params.stops),
+            priority=priority,
+            scope=CacheScope(salt=cache_salt, rope_length=self.manager.spec.rope_length(len(prompt_ids))),
         )
         self._requests[request_id] = request
         self.scheduler.add(request)
@@ -110,16 +143,90 @@ class Engine:
 
         A step that fails leaves every request with the tokens it had: they wait, and the next step computes them anew.
         """
-        try:
+        return [] if self.is_paused else self._step()
+
+    def pause(self, mode: PauseMode = "wait") -> list[TokenOutput]:
+        """Lets nothing run until `resume`, so that weights can be changed between two states that are known.
+
+        Requests may still be added; they wait.
+
+        Args:
+            mode: what becomes of the requests. "wait": those that have begun run to their end first, the others stay
+                queued. "abort": all end now. "keep": the running ones stay where they are and go on later.
+
+        Returns:
+            What became known meanwhile: all tokens that were in flight, and the ends of requests.
+
+        Raises:
+            ValueError: unknown mode.
+        """
+        if mode not in get_args(PauseMode):
+            raise ValueError(f"mode: {mode!r} is not one of {', '.join(get_args(PauseMode))}")
+        outputs = self._drain()
+        if mode == "abort":
+            for request in [*self._requests.values()]:
+                text = request.cut_off()
+                outputs.append(_output(request, None, text))
+                self._end(request)
+        elif mode == "wait":
+            self.scheduler.admits_new = False
+            try:
+                while any(request.num_cached is not None for request in self._requests.values()):
+                    outputs += self._step()
+            finally:
+                self.scheduler.admits_new = True
+        self.is_paused = True
+        return outputs
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self.is_paused = False
+
+    def reset_prefix_cache(self, *, recompute_running: bool = False) -> list[TokenOutput]:
+        """Forgets all cached prefixes, so that later prompts are computed with the present weights.
+
+        Args:
+            recompute_running: compute the keys and values of running requests anew as well; without it they go on
+                with those they have, and nothing of theirs is shared.
+
+        Returns:
+            Tokens that were in flight.
+        """
+        outputs = []
+        if recompute_running:
+            outputs = self._drain()
+            self.scheduler.preempt_all()
+        self.prefix.reset()
+        return outputs
+
+    def update_graphs(self, *args: Any, **kwargs: Any) -> None:
+        """New weights from the next step on, see `ExecutionManager.update_graphs`; cached prefixes are forgotten."""
+        self.manager.update_graphs(*args, **kwargs)
+        self.prefix.reset()
+
+    def _step(self) -> list[TokenOutput]:
+        with self._recovery():
             launched = self._launch()
             if launched is not None and not self.config.overlap:
                 return self._commit(launched)
             committed, self._in_flight = self._in_flight, launched
             return [] if committed is None else self._commit(committed)
+
+    def _drain(self) -> list[TokenOutput]:
+        """Reads what is in flight."""
+        with self._recovery():
+            committed, self._in_flight = self._in_flight, None
+            return [] if committed is None else self._commit(committed)
+
+    @contextmanager
+    def _recovery(self) -> Iterator[None]:
+        """After a failure the device state may have been consumed: nothing in it counts as computed any more."""
+        try:
+            yield
         except BaseException:
-            # The step may have consumed the device state: nothing in it counts as computed any more.
             self._in_flight = None
             self.scheduler.preempt_all()
+            self.prefix.reset()
             self.manager.reset_state()
             raise
 
@@ -156,9 +263,12 @@ class Engine:
                 self.manager.sequences.learned(request.slot, request.num_tokens, token)
             text, token_id = request.append(token), token
         if request.finish_reason is not None:
-            del self._requests[request.request_id]
-            self.scheduler.remove(request)
-        return TokenOutput(request.request_id, token_id, text, request.finish_reason, request.error)
+            self._end(request)
+        return _output(request, token_id, text)
+
+    def _end(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self.scheduler.remove(request)
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Raises RequestError if this engine cannot take a request.
@@ -180,3 +290,8 @@ class Engine:
                 f"has {len(prompt_ids)} tokens, but the context holds {longest} and must have room for at least one "
                 "more; shorten it or raise max_model_len",
             )
+
+
+def _output(request: Request, token_id: int | None, text: str) -> TokenOutput:
+    cached = request.num_cached or 0
+    return TokenOutput(request.request_id, token_id, text, request.finish_reason, request.error, cached)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.engine.prefix import CacheScope, PrefixNode
 from headrace.sampling.params import SamplingParams
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
@@ -23,10 +24,18 @@ class Request:
         max_total: `token_ids` may grow to this length.
         end_ids: tokens that end generation.
         seed: of the request's draws, 64 bits.
+        priority: the lower, the sooner; see `Scheduler`.
+        scope: with whom it may share pages.
+        order: its place among waiting and running requests; the scheduler's.
         slot: the line in the device's tables while running, else None.
         pages: KV pages held, in order.
         num_sent_pages: how many of them the device's page table knows.
         num_computed: tokens whose keys and values are in those pages once the launched steps have run.
+        num_registered_pages: how many of them others can find, or could not be added.
+        node: the last of those in the prefix cache; None while waiting.
+        num_cached: tokens that were found in the prefix cache at first; None while it has never run.
+        was_preempted: it gave its pages back because there were too few.
+        has_all_pages: it holds pages for all that it may become.
         num_in_flight: tokens that launched steps sample but the host has not read.
         finish_reason: None while unfinished.
         error: what went wrong, when the reason is "error".
@@ -41,9 +50,17 @@ class Request:
     seed: int
     detokenizer: IncrementalDetokenizer
     stop: StopMatcher
+    priority: int = 0
+    scope: CacheScope = field(default_factory=CacheScope)
+    order: tuple[int, int] = (0, 0)
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
     num_sent_pages: int = 0
+    num_registered_pages: int = 0
+    node: PrefixNode | None = None
+    num_cached: int | None = None
+    was_preempted: bool = False
+    has_all_pages: bool = False
     num_computed: int = 0
     num_in_flight: int = 0
     finish_reason: FinishReason | None = None
@@ -86,6 +103,12 @@ class Request:
                 self.finish_reason = "length"
                 delta += self._flush()
         return delta
+
+    def cut_off(self) -> str:
+        """Ends the request as aborted and returns the text that was held back."""
+        text = self._flush()
+        self.finish_reason = "abort"
+        return text
 
     def _flush(self) -> str:
         """Text held back for an unfinished character or a possible stop string. The last may complete a stop too."""

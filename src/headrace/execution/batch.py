@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.execution.buckets import Bucket
-from headrace.execution.schedule import ScheduledStep
+from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES, ScheduledStep
 from headrace.execution.sequences import SequenceTable
 
 
@@ -28,9 +28,9 @@ class BatchLayout:
 
     @property
     def num_updates(self) -> int:
-        """Most pages that a step can add: a row takes at most one more than its tokens fill."""
+        """Most pages that a step can add: a row takes at most one more than its tokens fill; and shared ones."""
         tokens, requests = self.bucket
-        return tokens // self.page_size + requests
+        return tokens // self.page_size + requests + MAX_SHARED_PAGE_UPDATES
 
     def fields(self) -> Iterator[tuple[str, tuple[int, ...], type]]:
         """Name, shape and element type (4 bytes) of each field, in order."""

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+# Most page updates of a step beyond those that its tokens fill: pages that sequences share. A longer prefix takes
+# several steps to be told, so that what a step sends does not grow with the context.
+MAX_SHARED_PAGE_UPDATES = 256
+
 
 @dataclass(frozen=True)
 class ScheduledStep:

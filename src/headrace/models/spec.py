@@ -100,6 +100,11 @@ class DecoderSpec:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
 
+    def rope_length(self, prompt_len: int) -> int:
+        """The length that a prompt's rotations depend on, besides the positions: 0 unless a kind of layer has dynamic
+        scaling, which begins where the prompt is longer than the original context."""
+        return max((max(prompt_len, r.original_max_position) for r in self.ropes if r.kind == "dynamic"), default=0)
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values that one token occupies over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * itemsize
