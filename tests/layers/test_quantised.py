@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,3 +128,17 @@ def test_x10_tiled_products_have_the_same_bits_among_1_to_64_rows(kind: str) -> 
     for rows in (1, 8, 33):
         few = np.asarray(apply(x[64 - rows :], weight)).view(np.int32)
         np.testing.assert_array_equal(few, everything[64 - rows :], err_msg=f"{rows} rows")
+
+
+@pytest.mark.parametrize("kind", ["int8", "Q4_1", "Q3_K", "Q6_K", "fused"])
+def test_x10_one_matrix_is_decoded_at_a_time(kind: str) -> None:
+    """Decoded ahead of their products, the matrices of a chain would all be in memory at once."""
+    weights = [leaf(kind, 768, 768, "bfloat16") for _ in range(8)]
+
+    def chain(weights: list[Any], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(linear(x, weight))
+        return x
+
+    compiled = jax.jit(chain).lower(weights, jnp.ones((8, 768))).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * (768 * 768 * 2)

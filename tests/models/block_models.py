@@ -44,14 +44,15 @@ def write(folder: Path) -> Path:
     shapes |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (VOCAB, HIDDEN))
     stored = {"token_embd.weight": ("Q8_0", small_blocks("Q8_0", VOCAB, HIDDEN))}
     stored["output.weight"] = ("Q6_K", small_blocks("Q6_K", VOCAB, HIDDEN))
-    sizes = {"attn_q": HEADS * DIM, "attn_k": KV_HEADS * DIM, "attn_v": KV_HEADS * DIM, "attn_output": HIDDEN}
+    sizes = {"attn_q": (HEADS * DIM, HIDDEN), "attn_k": (KV_HEADS * DIM, HIDDEN), "attn_v": (KV_HEADS * DIM, HIDDEN)}
+    sizes |= {"attn_output": (HIDDEN, HEADS * DIM), "ffn_down": (HIDDEN, MLP)}
     for layer, types in enumerate(TYPES):
         for role, name in gguf_models.INSIDE.items():
             if role.endswith("norm"):
                 if role[-6:] not in ("q_norm", "k_norm"):
                     shapes[f"model.layers.{layer}.{role}.weight"] = (HIDDEN,)
                 continue
-            out, columns = (HIDDEN, MLP) if name == "ffn_down" else (sizes.get(name, MLP), HIDDEN)
+            out, columns = sizes.get(name, (MLP, HIDDEN))
             shapes[f"model.layers.{layer}.{role}.weight"] = (out, columns)
             dtype = DOWN[layer] if name == "ffn_down" else types[name]
             stored[f"blk.{layer}.{name}.weight"] = (dtype, _rows(dtype, out, columns, rng))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ def product_in_tiles(
     out, columns = shape
     count = -(-out * columns // TILE_ELEMENTS)
     if count == 1:
-        return product(jax.tree.map(partial(_once_known, x), stored))
+        return product(_once_known(x, stored))
     tile = -(-out // count)
 
     def product_from(start: jax.Array) -> jax.Array:
@@ -40,16 +39,19 @@ def product_in_tiles(
     return jnp.concatenate([whole, y[-1, :, count * tile - out :]], axis=1)
 
 
-def _once_known(x: jax.Array, stored: jax.Array) -> jax.Array:
-    """`stored` itself, but such that nothing is made of it before x is known.
+def _once_known(x: jax.Array, stored: Any) -> Any:
+    """`stored` itself, but such that what is decoded from it is not before x is known.
 
     What a matrix decodes to does not depend on x, so XLA:CPU would decode the matrices of all layers at the start of a
     step, far from their products: it takes the memory of all of them and three times as long. The zero here is one that
     XLA does not see through while it orders the step. LLVM, which comes later, does; `optimization_barrier` is gone
-    by then.
+    by then. It goes into the smallest array, a scale where there is one: no element is decoded without.
     """
-    bits = jnp.dtype(f"uint{8 * stored.dtype.itemsize}")
+    arrays, tree = jax.tree.flatten(stored)
+    smallest = min(range(len(arrays)), key=lambda i: arrays[i].size)
+    array = arrays[smallest]
+    bits = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
     zero = (jax.lax.bitcast_convert_type(x[0, 0].astype(jnp.float32), jnp.uint32) >> 31) >> 1
-    same = jax.lax.bitcast_convert_type(stored, bits) | zero.astype(bits)
-    known: jax.Array = jax.lax.bitcast_convert_type(same, stored.dtype)
-    return known
+    same = jax.lax.bitcast_convert_type(array, bits) | zero.astype(bits)
+    arrays[smallest] = jax.lax.bitcast_convert_type(same, array.dtype)
+    return jax.tree.unflatten(tree, arrays)
