@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _JOIN, _OPTIONS, _MEET, _STEP, _RESET, _END, _ERROR = b"J", b"O", b"M", b"S", b"R", b"E", b"X"
 
 _CONNECT_S = 60.0  # all processes are there when the first looks for the others: `jax.distributed` waits for that
+_JOIN_S = 5.0
 _POLL_S = 1e-4
 _GRACE_S = 5.0  # from the loss of another process to our own end, if the device waits for what will never come
 
@@ -61,6 +62,7 @@ class _Link:
     Attributes:
         name: of the process at the other end.
         ended: set once nothing more will come.
+        error: what the other process said about why.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -71,7 +73,7 @@ class _Link:
         self.name = "process 0"
         self.ended = threading.Event()
         self._received: queue.SimpleQueue[tuple[bytes, bytes]] = queue.SimpleQueue()
-        self._error: str | None = None
+        self.error: str | None = None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def send(self, kind: bytes, body: bytes = b"") -> None:
@@ -82,27 +84,32 @@ class _Link:
             self.ended.wait(1.0)  # until what it said last has been read
             raise self.loss() from None
 
-    def receive(self) -> tuple[bytes, bytes]:
+    def receive(self, timeout: float | None = None) -> tuple[bytes, bytes]:
         """The next message; HeadraceError if the other process is gone, and says why if that is known."""
-        kind, body = self._received.get()
+        try:
+            kind, body = self._received.get(timeout=timeout)
+        except queue.Empty:
+            raise HeadraceError(f"{self.name}: says nothing") from None
         if kind == _ERROR:
             self._received.put((kind, body))  # for whoever asks next
             raise self.loss()
         return kind, body
 
-    def expect(self, kind: bytes) -> bytes:
+    def expect(self, kind: bytes, timeout: float | None = None) -> bytes:
         """The body of the next message, which must be of this kind."""
-        got, body = self.receive()
+        got, body = self.receive(timeout)
         if got != kind:
             raise self.loss() if got == _END else HeadraceError(f"{self.name} sent {got!r}, not {kind!r}")
         return body
 
     def loss(self) -> HeadraceError:
         """The error that says what became of the other process."""
-        return HeadraceError(f"{self.name}: {self._error or 'has ended'}")
+        return HeadraceError(f"{self.name}: {self.error or 'has ended'}")
 
     def close(self) -> None:
         """Ends the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
         self._socket.close()
 
     def _listen(self) -> None:
@@ -110,7 +117,7 @@ class _Link:
             while True:
                 message = self._exactly(struct.unpack("<I", self._exactly(4))[0])
                 if message[:1] == _ERROR:
-                    self._error = message[1:].decode()
+                    self.error = message[1:].decode()
                     break
                 self._received.put((message[:1], message[1:]))
         except OSError:
@@ -150,12 +157,19 @@ class Leader:
             while len(self._links) < num_processes - 1:
                 server.settimeout(max(deadline - time.monotonic(), 0.01))
                 try:
-                    link = _Link(server.accept()[0])
+                    connection = server.accept()[0]
                 except TimeoutError:
                     came = 1 + len(self._links)
                     raise HeadraceError(f"{came} of {num_processes} processes came to {host}:{port}") from None
-                link.name = f"process {int(link.expect(_JOIN))}"
-                self._links.append(link)
+                self._welcome(_Link(connection))
+
+    def _welcome(self, link: _Link) -> None:
+        try:
+            link.name = link.expect(_JOIN, timeout=_JOIN_S).decode()
+        except (HeadraceError, UnicodeDecodeError):
+            link.close()  # whoever this is, it is none of us
+        else:
+            self._links.append(link)
 
     def tell_options(self, options: dict[str, Any]) -> None:
         """Gives everyone the options that all must have alike."""
@@ -194,6 +208,11 @@ class Leader:
         """Whether all other processes are still there."""
         return not any(link.ended.is_set() for link in self._links)
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a process is gone that did not say why."""
+        return any(link.ended.is_set() and link.error is None for link in self._links)
+
     def _tell(self, kind: bytes, body: bytes = b"") -> None:
         self._check()
         for link in self._links:
@@ -224,7 +243,7 @@ class Follower:
                 if time.monotonic() > deadline:
                     raise HeadraceError(f"coordinator: nobody answers at {host}:{port} ({error})") from None
                 time.sleep(0.1)
-        self._link.send(_JOIN, str(process_id).encode())
+        self._link.send(_JOIN, f"process {process_id}".encode())
         self._dismissed = False
 
     def options(self) -> dict[str, Any]:
@@ -301,9 +320,10 @@ def lead(coordinator: str, num_processes: int) -> Leader:
 
     def end() -> None:
         leader.close()
-        if not leader.is_whole:
+        # `jax.distributed`, or a device, may wait for whoever is lost. One that only fails waits there as well.
+        if leader.has_lost or not (leader.is_whole or jax.distributed.is_initialized()):
             sys.stdout.flush()
-            os._exit(2)  # else `jax.distributed`, or a device, may wait for whoever is lost
+            os._exit(2)
 
     atexit.register(end)
     return leader
