@@ -11,11 +11,14 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import socket
 import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -33,6 +36,7 @@ _JOIN, _OPTIONS, _MEET, _STEP, _RESET, _END, _ERROR = b"J", b"O", b"M", b"S", b"
 _CONNECT_S = 60.0  # all processes are there when the first looks for the others: `jax.distributed` waits for that
 _JOIN_S = 5.0
 _POLL_S = 1e-4
+_REASON_S = 0.5
 _GRACE_S = 5.0  # from the loss of another process to our own end, if the device waits for what will never come
 
 
@@ -43,12 +47,12 @@ class Group(Protocol):
         """Waits until every process is here."""
         ...
 
-    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
-        """Says that this process is about to take a step."""
+    def step(self, bucket: Bucket, packed: np.ndarray) -> AbstractContextManager[None]:
+        """Where this process gives a step to its devices, after saying so."""
         ...
 
-    def announce_reset(self) -> None:
-        """Says that this process is about to empty its state."""
+    def reset(self) -> AbstractContextManager[None]:
+        """Where this process empties its state, after saying so."""
         ...
 
     def wait(self, array: jax.Array) -> None:
@@ -147,6 +151,7 @@ class Leader:
         """
         host, port = _channel(coordinator)
         self._links: list[_Link] = []
+        self._failed = False
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             server = socket.create_server((host, port), family=family)
@@ -181,15 +186,32 @@ class Leader:
             link.expect(_MEET)
         self._tell(_MEET)
 
-    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
-        """See `Group.announce_step`."""
-        self._tell(_STEP, struct.pack("<II", *bucket) + packed.tobytes())
+    @contextlib.contextmanager
+    def step(self, bucket: Bucket, packed: np.ndarray) -> Iterator[None]:
+        """See `Group.step`."""
+        with self._all_or_none():
+            self._tell(_STEP, struct.pack("<II", *bucket) + packed.tobytes())
+            yield
 
-    def announce_reset(self) -> None:
-        """See `Group.announce_reset`. It follows a failed step: if another process is the reason, that is the error."""
+    @contextlib.contextmanager
+    def reset(self) -> Iterator[None]:
+        """See `Group.reset`. It follows a failed step: if another process is the reason, that is the error."""
         for link in self._links:
-            link.ended.wait(1.0 / len(self._links))
-        self._tell(_RESET)
+            link.ended.wait(_REASON_S / len(self._links))
+        with self._all_or_none():
+            self._tell(_RESET)
+            yield
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Where all processes must do the same: an interrupt waits, and after an error they are not together again."""
+        with _uninterrupted():
+            self._check()
+            try:
+                yield
+            except BaseException:
+                self._failed = True
+                raise
 
     def wait(self, array: jax.Array) -> None:
         """See `Group.wait`. Not a plain wait: not every device notices that another will never answer."""
@@ -222,6 +244,8 @@ class Leader:
         for link in self._links:
             if link.ended.is_set():
                 raise link.loss()
+        if self._failed:
+            raise HeadraceError("process 0 failed in a step that others took; start all processes anew")
 
 
 class Follower:
@@ -261,11 +285,13 @@ class Follower:
         self._link.send(_MEET)
         self._link.expect(_MEET)
 
-    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
-        """Nothing: it was process 0 that said so."""
+    def step(self, bucket: Bucket, packed: np.ndarray) -> AbstractContextManager[None]:
+        """See `Group.step`. It was process 0 that said so."""
+        return contextlib.nullcontext()
 
-    def announce_reset(self) -> None:
-        """Nothing: it was process 0 that said so."""
+    def reset(self) -> AbstractContextManager[None]:
+        """See `Group.reset`. It was process 0 that said so."""
+        return contextlib.nullcontext()
 
     def wait(self, array: jax.Array) -> None:
         """See `Group.wait`."""
@@ -354,6 +380,22 @@ def _start(coordinator: str, num_processes: int, process_id: int) -> None:
         jax.devices()  # comes back when all processes have asked
     except RuntimeError as error:
         raise ConfigError(f"coordinator: jax.distributed does not start: {error}") from None
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Where Ctrl-C waits until all is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts the main thread only
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _channel(coordinator: str) -> tuple[str, int]:
