@@ -213,3 +213,48 @@ def test_a_cache_larger_than_the_machine_is_refused(spec: DecoderSpec) -> None:
 def test_switches_are_true_or_false(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: must be true or false, not 'no'"):
         EngineConfig(model="m", **{name: "no"})
+
+
+@pytest.mark.parametrize(("name", "value"), [("tensor_parallel", 0), ("data_parallel", -1), ("num_processes", True)])
+def test_x9_numbers_of_devices_and_processes_are_positive(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: must be a positive integer, not {value}"):
+        config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_processes": 2}, "coordinator: must be HOST:PORT of process 0.* for 2 processes, not None"),
+        ({"num_processes": 2, "coordinator": "localhost"}, "coordinator: must be HOST:PORT"),
+        ({"num_processes": 2, "coordinator": ":9000"}, "coordinator: must be HOST:PORT"),
+        ({"num_processes": 2, "coordinator": "h:65535"}, "coordinator: must be HOST:PORT.* with a port below 65535"),
+        ({"num_processes": 2, "coordinator": "h:1", "process_id": 2}, "process_id: must be 0 … 1, not 2"),
+        ({"num_processes": 2, "coordinator": "h:1", "process_id": -1}, "process_id: must be 0 … 1, not -1"),
+        ({"coordinator": "h:1"}, "num_processes: must be at least 2 with coordinator or process_id"),
+        ({"process_id": 1}, "num_processes: must be at least 2 with coordinator or process_id"),
+        ({"num_processes": 2, "coordinator": "h:1", "use_aot_forward": False}, "use_aot_forward: must be true where"),
+    ],
+)
+def test_x9_processes_that_cannot_find_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        config(**options)
+    assert config(num_processes=2, coordinator="h:65534", process_id=1).process_id == 1
+
+
+def test_x9_a_device_holds_pages_for_its_own_heads_only(spec: DecoderSpec) -> None:
+    def num_pages(devices: int) -> int:
+        return config(kv_cache_bytes=8 * PAGE_BYTES, tensor_parallel=devices).resolve(spec).num_pages(spec)
+
+    assert [num_pages(devices) for devices in (1, 2, 4)] == [8, 16, 16]  # 2, 1 and 1 of the 2 key/value heads
+    with pytest.raises(ConfigError, match=r"^tensor_parallel: 3 devices cannot share 4 heads.*; possible: 1, 2, 4$"):
+        num_pages(3)
+
+
+def test_x9_devices_made_of_one_cpu_share_its_memory(spec: DecoderSpec) -> None:
+    memory, share = psutil.virtual_memory().total, 0.1
+    many = {"max_num_seqs": 2**16, "max_num_batched_tokens": 2**16, "data_parallel": 4}
+    got = config(kv_cache_share=share, **many).resolve(spec).kv_cache_bytes
+    assert got is not None
+    assert 0.6 * share < 4 * got / psutil.virtual_memory().available < 1.2 * share
+    with pytest.raises(ConfigError, match=rf"^kv_cache_bytes: \d+ bytes are more than the {memory} of this machine"):
+        config(kv_cache_bytes=memory // 2, **many).resolve(spec)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,11 +38,23 @@ def processes() -> Iterator[tuple[Leader, list[Follower]]]:
     """Process 0 and two others, in one."""
     coordinator = free_coordinator()
     leading = later(lambda: Leader(coordinator, 3))
+    while True:  # somebody else is at the door first
+        try:
+            with socket.create_connection(("127.0.0.1", int(coordinator.split(":")[1]) + 1)) as stranger:
+                stranger.sendall(b"\0\0\0\2?!")
+                break
+        except ConnectionRefusedError:
+            continue
     followers = [Follower(coordinator, i) for i in (1, 2)]
     leader = leading.result(10)
     yield leader, followers
     for link in [*leader._links, *(follower._link for follower in followers)]:
         link.close()
+
+
+def enter(announced: AbstractContextManager[None]) -> None:
+    with announced:
+        pass
 
 
 class Recorder:
@@ -64,9 +78,12 @@ def test_x9_followers_do_what_process_0_does_in_its_order(processes: tuple[Leade
     recorders = [Recorder() for _ in followers]
     running = [later(lambda f=f, r=r: f.follow(r)) for f, r in zip(followers, recorders, strict=True)]
     big = np.arange(100_000, dtype=np.int32).reshape(2, -1)
-    leader.announce_step((8, 2), np.array([[-1, 2**31 - 1]], np.int32))
-    leader.announce_reset()
-    leader.announce_step((64, 32), big)
+    for announced in (
+        leader.step((8, 2), np.array([[-1, 2**31 - 1]], np.int32)),
+        leader.reset(),
+        leader.step((64, 32), big),
+    ):
+        enter(announced)
     leader.close()
     for future in running:
         assert future.result(10) is None
@@ -87,10 +104,10 @@ def test_x9_process_0_says_which_process_is_lost_and_why(processes: tuple[Leader
     leader, followers = processes
     followers[1].report(ValueError("the disk is full"))
     with pytest.raises(HeadraceError, match=r"^process 2: the disk is full$"):
-        leader.announce_reset()
+        enter(leader.reset())
     assert not leader.is_whole
     with pytest.raises(HeadraceError, match=r"^process 2: the disk is full$"):
-        leader.announce_step((8, 2), np.zeros(1, np.int32))
+        enter(leader.step((8, 2), np.zeros(1, np.int32)))
     never = SimpleNamespace(is_ready=lambda: False)  # what a device computes together with one that is lost
     with pytest.raises(HeadraceError, match=r"^process 2: the disk is full$"):
         leader.wait(never)  # type: ignore[arg-type]
@@ -98,6 +115,26 @@ def test_x9_process_0_says_which_process_is_lost_and_why(processes: tuple[Leader
     later(followers[1].meet)
     with pytest.raises(HeadraceError, match=r"^process (1: RuntimeError|2: the disk is full)$"):
         leader.meet()
+
+
+def test_x9_an_interrupt_waits_until_all_processes_have_the_step(processes: tuple[Leader, list[Follower]]) -> None:
+    leader, _ = processes
+    reached = []
+
+    def interrupted() -> None:
+        with leader.step((8, 2), np.zeros(1, np.int32)):
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached == ["the end"]
+    enter(leader.step((8, 2), np.zeros(1, np.int32)))
+    # A step that others take and process 0 does not: from there on their devices wait for each other.
+    with pytest.raises(ZeroDivisionError), leader.step((8, 2), np.zeros(1, np.int32)):
+        raise ZeroDivisionError
+    with pytest.raises(HeadraceError, match="process 0 failed in a step that others took; start all processes anew"):
+        enter(leader.step((8, 2), np.zeros(1, np.int32)))
 
 
 def test_x9_a_broken_connection_ends_the_other_side(processes: tuple[Leader, list[Follower]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -213,16 +214,15 @@ class ExecutionManager:
         prepared = batch if isinstance(batch, PreparedBatch) else self._prepare(batch)
         if self.options.debug:
             self._check_arguments(prepared)
-        if self._group is not None:
-            self._group.announce_step(prepared.bucket, prepared.host)
         before = compilations_in_thread()
-        self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
+        with nullcontext() if self._group is None else self._group.step(prepared.bucket, prepared.host):
+            self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
         if self.options.compile_guard != "off":
             self._check_compilations(compilations_in_thread() - before, prepared.bucket)
         return result  # type: ignore[no-any-return]
 
     def execute_packed(self, bucket: Bucket, packed: np.ndarray) -> StepResult:
-        """Dispatches the step that another process has announced; see `Group.announce_step`."""
+        """Dispatches the step that another process has announced; see `Group.step`."""
         _, executable = self._step_for(*bucket)
         packed = packed.reshape(self.num_ranks, -1)
         return self.execute(PreparedBatch(bucket, executable, self.transfers.to_device(packed), packed))
@@ -311,10 +311,9 @@ class ExecutionManager:
     def reset_state(self) -> None:
         """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
         which may have consumed the state."""
-        if self._group is not None:
-            self._group.announce_reset()
-        del self._state  # first, so that there are never two pools
-        self._state, self._prepared = self._new_state(), None
+        with nullcontext() if self._group is None else self._group.reset():
+            del self._state  # first, so that there are never two pools
+            self._state, self._prepared = self._new_state(), None
         self.sequences.device_position[:] = -1
 
     def clear_cache(self) -> None:

@@ -11,11 +11,14 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import socket
 import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 _JOIN, _OPTIONS, _MEET, _STEP, _RESET, _END, _ERROR = b"J", b"O", b"M", b"S", b"R", b"E", b"X"
 
 _CONNECT_S = 60.0  # all processes are there when the first looks for the others: `jax.distributed` waits for that
+_JOIN_S = 5.0
 _POLL_S = 1e-4
+_REASON_S = 0.5
 _GRACE_S = 5.0  # from the loss of another process to our own end, if the device waits for what will never come
 
 
@@ -42,12 +47,12 @@ class Group(Protocol):
         """Waits until every process is here."""
         ...
 
-    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
-        """Says that this process is about to take a step."""
+    def step(self, bucket: Bucket, packed: np.ndarray) -> AbstractContextManager[None]:
+        """Where this process gives a step to its devices, after saying so."""
         ...
 
-    def announce_reset(self) -> None:
-        """Says that this process is about to empty its state."""
+    def reset(self) -> AbstractContextManager[None]:
+        """Where this process empties its state, after saying so."""
         ...
 
     def wait(self, array: jax.Array) -> None:
@@ -61,6 +66,7 @@ class _Link:
     Attributes:
         name: of the process at the other end.
         ended: set once nothing more will come.
+        error: what the other process said about why.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -71,7 +77,7 @@ class _Link:
         self.name = "process 0"
         self.ended = threading.Event()
         self._received: queue.SimpleQueue[tuple[bytes, bytes]] = queue.SimpleQueue()
-        self._error: str | None = None
+        self.error: str | None = None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def send(self, kind: bytes, body: bytes = b"") -> None:
@@ -82,27 +88,32 @@ class _Link:
             self.ended.wait(1.0)  # until what it said last has been read
             raise self.loss() from None
 
-    def receive(self) -> tuple[bytes, bytes]:
+    def receive(self, timeout: float | None = None) -> tuple[bytes, bytes]:
         """The next message; HeadraceError if the other process is gone, and says why if that is known."""
-        kind, body = self._received.get()
+        try:
+            kind, body = self._received.get(timeout=timeout)
+        except queue.Empty:
+            raise HeadraceError(f"{self.name}: says nothing") from None
         if kind == _ERROR:
             self._received.put((kind, body))  # for whoever asks next
             raise self.loss()
         return kind, body
 
-    def expect(self, kind: bytes) -> bytes:
+    def expect(self, kind: bytes, timeout: float | None = None) -> bytes:
         """The body of the next message, which must be of this kind."""
-        got, body = self.receive()
+        got, body = self.receive(timeout)
         if got != kind:
             raise self.loss() if got == _END else HeadraceError(f"{self.name} sent {got!r}, not {kind!r}")
         return body
 
     def loss(self) -> HeadraceError:
         """The error that says what became of the other process."""
-        return HeadraceError(f"{self.name}: {self._error or 'has ended'}")
+        return HeadraceError(f"{self.name}: {self.error or 'has ended'}")
 
     def close(self) -> None:
         """Ends the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
         self._socket.close()
 
     def _listen(self) -> None:
@@ -110,7 +121,7 @@ class _Link:
             while True:
                 message = self._exactly(struct.unpack("<I", self._exactly(4))[0])
                 if message[:1] == _ERROR:
-                    self._error = message[1:].decode()
+                    self.error = message[1:].decode()
                     break
                 self._received.put((message[:1], message[1:]))
         except OSError:
@@ -140,6 +151,7 @@ class Leader:
         """
         host, port = _channel(coordinator)
         self._links: list[_Link] = []
+        self._failed = False
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             server = socket.create_server((host, port), family=family)
@@ -150,12 +162,19 @@ class Leader:
             while len(self._links) < num_processes - 1:
                 server.settimeout(max(deadline - time.monotonic(), 0.01))
                 try:
-                    link = _Link(server.accept()[0])
+                    connection = server.accept()[0]
                 except TimeoutError:
                     came = 1 + len(self._links)
                     raise HeadraceError(f"{came} of {num_processes} processes came to {host}:{port}") from None
-                link.name = f"process {int(link.expect(_JOIN))}"
-                self._links.append(link)
+                self._welcome(_Link(connection))
+
+    def _welcome(self, link: _Link) -> None:
+        try:
+            link.name = link.expect(_JOIN, timeout=_JOIN_S).decode()
+        except (HeadraceError, UnicodeDecodeError):
+            link.close()  # whoever this is, it is none of us
+        else:
+            self._links.append(link)
 
     def tell_options(self, options: dict[str, Any]) -> None:
         """Gives everyone the options that all must have alike."""
@@ -167,15 +186,32 @@ class Leader:
             link.expect(_MEET)
         self._tell(_MEET)
 
-    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
-        """See `Group.announce_step`."""
-        self._tell(_STEP, struct.pack("<II", *bucket) + packed.tobytes())
+    @contextlib.contextmanager
+    def step(self, bucket: Bucket, packed: np.ndarray) -> Iterator[None]:
+        """See `Group.step`."""
+        with self._all_or_none():
+            self._tell(_STEP, struct.pack("<II", *bucket) + packed.tobytes())
+            yield
 
-    def announce_reset(self) -> None:
-        """See `Group.announce_reset`. It follows a failed step: if another process is the reason, that is the error."""
+    @contextlib.contextmanager
+    def reset(self) -> Iterator[None]:
+        """See `Group.reset`. It follows a failed step: if another process is the reason, that is the error."""
         for link in self._links:
-            link.ended.wait(1.0 / len(self._links))
-        self._tell(_RESET)
+            link.ended.wait(_REASON_S / len(self._links))
+        with self._all_or_none():
+            self._tell(_RESET)
+            yield
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Where all processes must do the same: an interrupt waits, and after an error they are not together again."""
+        with _uninterrupted():
+            self._check()
+            try:
+                yield
+            except BaseException:
+                self._failed = True
+                raise
 
     def wait(self, array: jax.Array) -> None:
         """See `Group.wait`. Not a plain wait: not every device notices that another will never answer."""
@@ -194,6 +230,11 @@ class Leader:
         """Whether all other processes are still there."""
         return not any(link.ended.is_set() for link in self._links)
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a process is gone that did not say why."""
+        return any(link.ended.is_set() and link.error is None for link in self._links)
+
     def _tell(self, kind: bytes, body: bytes = b"") -> None:
         self._check()
         for link in self._links:
@@ -203,6 +244,8 @@ class Leader:
         for link in self._links:
             if link.ended.is_set():
                 raise link.loss()
+        if self._failed:
+            raise HeadraceError("process 0 failed in a step that others took; start all processes anew")
 
 
 class Follower:
@@ -224,7 +267,7 @@ class Follower:
                 if time.monotonic() > deadline:
                     raise HeadraceError(f"coordinator: nobody answers at {host}:{port} ({error})") from None
                 time.sleep(0.1)
-        self._link.send(_JOIN, str(process_id).encode())
+        self._link.send(_JOIN, f"process {process_id}".encode())
         self._dismissed = False
 
     def options(self) -> dict[str, Any]:
@@ -242,11 +285,13 @@ class Follower:
         self._link.send(_MEET)
         self._link.expect(_MEET)
 
-    def announce_step(self, bucket: Bucket, packed: np.ndarray) -> None:
-        """Nothing: it was process 0 that said so."""
+    def step(self, bucket: Bucket, packed: np.ndarray) -> AbstractContextManager[None]:
+        """See `Group.step`. It was process 0 that said so."""
+        return contextlib.nullcontext()
 
-    def announce_reset(self) -> None:
-        """Nothing: it was process 0 that said so."""
+    def reset(self) -> AbstractContextManager[None]:
+        """See `Group.reset`. It was process 0 that said so."""
+        return contextlib.nullcontext()
 
     def wait(self, array: jax.Array) -> None:
         """See `Group.wait`."""
@@ -301,9 +346,10 @@ def lead(coordinator: str, num_processes: int) -> Leader:
 
     def end() -> None:
         leader.close()
-        if not leader.is_whole:
+        # `jax.distributed`, or a device, may wait for whoever is lost. One that only fails waits there as well.
+        if leader.has_lost or not (leader.is_whole or jax.distributed.is_initialized()):
             sys.stdout.flush()
-            os._exit(2)  # else `jax.distributed`, or a device, may wait for whoever is lost
+            os._exit(2)
 
     atexit.register(end)
     return leader
@@ -334,6 +380,22 @@ def _start(coordinator: str, num_processes: int, process_id: int) -> None:
         jax.devices()  # comes back when all processes have asked
     except RuntimeError as error:
         raise ConfigError(f"coordinator: jax.distributed does not start: {error}") from None
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Where Ctrl-C waits until all is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts the main thread only
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _channel(coordinator: str) -> tuple[str, int]:

@@ -28,11 +28,10 @@ def make_mesh(data_parallel: int, tensor_parallel: int) -> Mesh | None:
     size, devices = data_parallel * tensor_parallel, jax.devices()
     product = f"tensor_parallel x data_parallel: {tensor_parallel} x {data_parallel}"
     if size > len(devices):
-        more = f"; XLA_FLAGS=--xla_force_host_platform_device_count={size} makes as many of one CPU"
-        raise ConfigError(
-            f"{product} take {size} devices, and there are {len(devices)} ({devices[0].platform})"
-            f"{more if devices[0].platform == 'cpu' else ''}"
-        )
+        more = ""
+        if devices[0].platform == "cpu" and jax.process_count() == 1:
+            more = f"; XLA_FLAGS=--xla_force_host_platform_device_count={size} makes as many of one CPU"
+        raise ConfigError(f"{product} take {size} devices, and there are {len(devices)} ({devices[0].platform}){more}")
     if jax.process_count() > 1 and size < len(devices):
         raise ConfigError(f"{product} take {size} of the {len(devices)} devices of all processes; they must take all")
     return None if size == 1 else Mesh(np.array(devices[:size]).reshape(data_parallel, tensor_parallel), (DP, TP))
