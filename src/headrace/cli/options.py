@@ -50,6 +50,8 @@ SAMPLING = {
     "seed": (int, "Seed of the draws."),
 }
 
+Model = Annotated[str, typer.Argument(help="Known name, .gguf file, Hugging Face folder or hub id.")]
+
 Command = Callable[..., None]
 
 

@@ -1,0 +1,115 @@
+"""`headrace bench …`: measurements."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.load import engine_options, load
+from headrace.cli.options import ENGINE, Model, sizes, with_options
+from headrace.errors import HeadraceError
+
+app = typer.Typer(help="Measurements.")
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+
+
+@app.command()
+@with_options(ENGINE, "engine")
+def throughput(
+    model: Model,
+    *,
+    batch_sizes: Annotated[str, typer.Option(help="Parallel requests, as in 1,8,32.")] = "1,8,32",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens generated for each prompt after the first.")] = 64,
+    json_file: JsonFile = None,
+    engine: dict[str, Any],
+) -> None:
+    """Prefill and decode speed at several batch sizes."""
+    from headrace.benchmark.throughput import format_report, measure
+
+    _check_writable(json_file)
+    batches = sizes("--batch-sizes", batch_sizes)
+    report = measure(partial(load, model), engine, batches, prompt_tokens, output_tokens)
+    _publish(format_report(report), report, json_file)
+
+
+@app.command()
+@with_options(ENGINE, "engine")
+def steps(
+    model: Model,
+    *,
+    requests: Annotated[int, typer.Option(min=1, help="Parallel requests.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
+    output_tokens: Annotated[int, typer.Option(min=3, help="Tokens generated for each prompt.")] = 64,
+    json_file: JsonFile = None,
+    engine: dict[str, Any],
+) -> None:
+    """What a step takes on the host and on the device, and what it moves between them."""
+    from headrace.benchmark.steps import format_report, measure
+
+    _check_writable(json_file)
+    report = measure(partial(load, model), engine, requests, prompt_tokens, output_tokens)
+    _publish(format_report(report), report, json_file)
+
+
+@app.command()
+@with_options(ENGINE, "engine")
+def startup(
+    model: Model,
+    *,
+    runs: Annotated[int, typer.Option(min=1, help="Processes with an empty cache, and as many with a full one.")] = 3,
+    json_file: JsonFile = None,
+    engine: dict[str, Any],
+) -> None:
+    """Seconds from the start of a process until it could serve."""
+    from headrace.benchmark.startup import format_report, measure
+    from headrace.weights.sources import resolve
+
+    _check_writable(json_file)
+    report = measure(resolve(model), engine_options(engine), runs)
+    _publish(format_report(report), report, json_file)
+
+
+@app.command()
+@with_options(ENGINE, "engine")
+def trace(
+    model: Model,
+    *,
+    output: Annotated[Path, typer.Option(help="Write the trace to this file; ui.perfetto.dev shows it.")],
+    requests: Annotated[int, typer.Option(min=1, help="Parallel requests.")] = 8,
+    steps: Annotated[int, typer.Option(min=2, help="Decode steps to record.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 64,
+    engine: dict[str, Any],
+) -> None:
+    """Trace of host and device with overlap on and off, or as --overlap says."""
+    from headrace.benchmark.trace import format_report, record
+
+    _check_writable(output)
+    overlaps = [engine["overlap"]] if "overlap" in engine else [True, False]
+    recorded = record(partial(load, model), engine, requests, steps, prompt_tokens, overlaps)
+    _write(output, json.dumps(recorded) + "\n")
+    print(format_report(recorded))
+
+
+def _publish(text: str, report: dict[str, Any], json_file: Path | None) -> None:
+    print(text)
+    if json_file is not None:
+        _write(json_file, json.dumps(report, indent=2) + "\n")
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before the work, so that it is not done in vain."""
+    if path is not None:
+        _write(path, "")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise HeadraceError(f"{path}: cannot be written: {error.strerror}") from None
