@@ -21,9 +21,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def new_manager(folder: Path, data_parallel: int, tensor_parallel: int) -> ExecutionManager:
+def new_manager(
+    path: Path, data_parallel: int, tensor_parallel: int, weights_dtype: str | None = None
+) -> ExecutionManager:
     """A compiled manager, float32, that compares the arguments of each step with what it was compiled for."""
-    checkpoint, mesh = open_checkpoint(folder), make_mesh(data_parallel, tensor_parallel)
+    checkpoint, mesh = open_checkpoint(path), make_mesh(data_parallel, tensor_parallel)
     options = ExecutionOptions(
         dtype=jnp.dtype("float32"),
         num_pages=PAGES,
@@ -35,6 +37,7 @@ def new_manager(folder: Path, data_parallel: int, tensor_parallel: int) -> Execu
         compile_guard="raise",
         debug=True,
     )
-    manager = ExecutionManager(checkpoint.spec, load_weights(checkpoint, options.dtype, mesh), options, mesh)
+    weights = load_weights(checkpoint, options.dtype, weights_dtype, mesh)
+    manager = ExecutionManager(checkpoint.spec, weights, options, mesh)
     manager.compile([8], [SEQS])
     return manager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from headrace.execution.manager import ExecutionManager
 from headrace.models.registry import family_of_config
 from headrace.models.sharding import device_spec, make_mesh
 from headrace.models.spec import DecoderSpec
+from models import block_models
 
 GREATEST = 1e-5  # difference of logits of about 4: sums over the heads and the MLP are added up in another order
 
@@ -88,6 +90,26 @@ def test_x9_logits_and_greedy_tokens_are_those_of_transformers(name: str, tensor
         driver.commit(step, result)
     assert data.continuations[1][0] == driver.ids[0][-1]
     assert driver.generate(0, 7) == data.continuations[1][1:8]
+
+
+@pytest.mark.parametrize("form", ["int8", "gguf"])
+def test_x9_x10_quantised_weights_are_shared(tmp_path: Path, form: str) -> None:
+    # Whole blocks for each of two devices; parts of several formats in one leaf.
+    path = block_models.write(tmp_path, {"attn_output": "Q5_0"})
+    managers = [new_manager(path, 1, devices, form) for devices in (1, 2)]
+    (expected_tokens, expected), (tokens, logits) = (served(manager, [0], [5])[5] for manager in managers)
+    assert tokens == expected_tokens
+    visible = np.isfinite(expected)
+    np.testing.assert_allclose(logits[visible], expected[visible], rtol=0, atol=1e-5 * np.abs(expected[visible]).max())
+    layer = managers[1]._weights.layers[0]
+    for leaf in jax.tree.leaves((layer.qkv, layer.gate_up, layer.o, layer.down)):
+        whole = form == "int8" and leaf.ndim == 1 and leaf.shape[0] == block_models.HIDDEN
+        assert leaf.addressable_shards[0].data.size == leaf.size // (1 if whole else 2)
+
+
+def test_x9_x10_a_block_is_on_one_device(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel: 2 devices cannot share the 1 blocks of a row of o evenly"):
+        new_manager(block_models.write(tmp_path), 1, 2, "gguf")
 
 
 def spec_of(name: str) -> DecoderSpec:

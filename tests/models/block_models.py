@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ TYPES = (
 DOWN = ("Q6_K", "Q4_0")
 
 
-def write(folder: Path) -> Path:
-    """Writes the model into `folder` and returns the path of the GGUF file."""
+def write(folder: Path, changes: Mapping[str, str] | None = None) -> Path:
+    """Writes the model into `folder` and returns the path of the GGUF file; `changes` to the first layer's types."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "num_attention_heads": HEADS,
@@ -46,7 +47,7 @@ def write(folder: Path) -> Path:
     stored["output.weight"] = ("Q6_K", small_blocks("Q6_K", VOCAB, HIDDEN))
     sizes = {"attn_q": (HEADS * DIM, HIDDEN), "attn_k": (KV_HEADS * DIM, HIDDEN), "attn_v": (KV_HEADS * DIM, HIDDEN)}
     sizes |= {"attn_output": (HIDDEN, HEADS * DIM), "ffn_down": (HIDDEN, MLP)}
-    for layer, types in enumerate(TYPES):
+    for layer, types in enumerate(({**TYPES[0], **(changes or {})}, TYPES[1])):
         for role, name in gguf_models.INSIDE.items():
             if role.endswith("norm"):
                 if role[-6:] not in ("q_norm", "k_norm"):
