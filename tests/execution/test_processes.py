@@ -126,8 +126,12 @@ def test_x9_an_interrupt_waits_until_all_processes_have_the_step(processes: tupl
             signal.raise_signal(signal.SIGINT)
             reached.append("the end")
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert reached == ["the end"]
     enter(leader.step((8, 2), np.zeros(1, np.int32)))
     # A step that others take and process 0 does not: from there on their devices wait for each other.
