@@ -43,6 +43,12 @@ def bucket_pairs(num_tokens_paddings: Sequence[int], num_reqs_paddings: Sequence
     return sorted(decode | {(tokens, most) for tokens in num_tokens_paddings if tokens >= most})
 
 
+def is_for_decodes(bucket: Bucket) -> bool:
+    """Whether a step has no more tokens than it takes for one of each request."""
+    tokens, requests = bucket
+    return tokens == max(requests, SMALLEST_DECODE)
+
+
 def check_paddings(name: str, paddings: Iterable[int], largest: int) -> list[int]:
     """The sizes as an ascending list; ConfigError unless they are positive, distinct and end at `largest`."""
     sizes = list(paddings)

@@ -22,6 +22,7 @@ from headrace.execution.buckets import (
     Bucket,
     bucket_pairs,
     check_paddings,
+    is_for_decodes,
     request_buckets,
     select_bucket,
     token_buckets,
@@ -185,7 +186,7 @@ class ExecutionManager:
         self._batches = {b: self._batches.get(b) or self._new_batch(b) for b in pairs}
         if o.use_aot_forward:
             meet = None if self._group is None else self._group.meet
-            self._compiled.warm_up(pairs, self._lower, self._run_empty, threads=threads, progress=progress, meet=meet)
+            self._compiled.warm_up(pairs, self._lower, self._try_out, threads=threads, progress=progress, meet=meet)
         return time.perf_counter() - start
 
     def start_async_prep(self, step: ScheduledStep) -> None:
@@ -363,8 +364,12 @@ class ExecutionManager:
         packed = jax.ShapeDtypeStruct((self.num_ranks, size), jnp.int32, sharding=sharding)
         return _Arguments(weights, state, packed)
 
-    def _run_empty(self, bucket: Bucket, executable: Executable) -> None:
-        """Runs a fresh step once without rows: what XLA prepares at a first call must not delay a request."""
+    def _try_out(self, bucket: Bucket, executable: Executable) -> None:
+        """Runs a fresh step once without rows, if it is for decoding: what XLA prepares at a first call, 0.3 s of one
+        core, must not hold up requests that are under way. For prefill it would take a third of a start, to spare the
+        first prompt of each size that much. Processes run all, which also connects their devices."""
+        if not is_for_decodes(bucket) and self._group is None:
+            return
         empty = np.empty(0, np.int32)
         batch = self._batches[bucket]
         batch.fill(ScheduledStep(empty, empty, empty, empty), self.sequences)

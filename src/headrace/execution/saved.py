@@ -37,7 +37,7 @@ class SavedStep:
     lower: Callable[[], Any]
 
     def compile(self) -> Any:
-        """The compiled step: loaded, or else compiled and kept. A file that cannot be used is replaced."""
+        """The compiled step: loaded, or else compiled and kept. A file that cannot be used is removed."""
         loaded = self._load()
         if loaded is not None:
             return loaded
@@ -56,6 +56,7 @@ class SavedStep:
         digest, data = content[:_DIGEST], content[_DIGEST:]
         if hashlib.sha256(data).digest() != digest:
             log.warning("%s is damaged; the step is compiled anew", self.path)
+            self.path.unlink(missing_ok=True)
             return None
         try:
             device, code, in_tree, out_tree = pickle.loads(zlib.decompress(data))
@@ -63,6 +64,7 @@ class SavedStep:
             return serialize_executable.deserialize_and_load(code, in_tree, out_tree, execution_devices=devices)
         except Exception as error:  # whatever keeps XLA from loading it, compiling is right
             log.warning("%s cannot be loaded (%s); the step is compiled anew", self.path, error)
+            self.path.unlink(missing_ok=True)
             return None
 
     def _save(self, compiled: Any) -> None:
