@@ -312,3 +312,31 @@ def test_an_id_that_the_tokenizer_knows_but_the_model_does_not_is_refused(tmp_pa
             engine.add("x", ids, GREEDY)
     with pytest.raises(RequestError, match="stop_token_ids: must be >= 0 and <= 255, not 256"):
         engine.add("x", [5], replace(GREEDY, stop_token_ids=[256]))
+
+
+@pytest.mark.parametrize("end", ["abort", "wait", "pause abort"])
+def test_a_stream_ends_when_its_request_was_ended_elsewhere(llm: LLM, end: str) -> None:
+    stream = llm.stream([9] * 20, GREEDY)
+    first = next(stream)
+    if end == "abort":
+        llm.engine.abort(first.request_id)
+    else:
+        llm.engine.pause("abort" if end == "pause abort" else "wait")
+        llm.engine.resume()
+    assert list(stream) == []
+
+
+def test_a_stream_of_a_paused_engine_says_so(llm: LLM) -> None:
+    stream = llm.stream([9] * 20, GREEDY)
+    next(stream)
+    llm.engine.pause("keep")
+    with pytest.raises(HeadraceError, match="paused"):
+        next(stream)
+    llm.engine.resume()
+
+
+def test_more_prompts_than_may_wait_are_queued_as_there_is_room(tiny_folder: Path) -> None:
+    llm = LLM(str(tiny_folder), **{**PLAIN, "max_num_seqs": 2, "max_queued_requests": 1})
+    prompts = [[5 + i] * (3 + i) for i in range(6)]
+    together = llm.generate(prompts, GREEDY)
+    assert [o.token_ids for o in together] == [llm.generate(p, GREEDY)[0].token_ids for p in prompts]

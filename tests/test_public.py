@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +49,18 @@ def test_every_error_is_a_headrace_error() -> None:
 def test_importing_does_not_import_jax(code: str) -> None:
     check = f"{code}; import sys; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_imports_only_go_down_the_list_in_the_documentation() -> None:
+    root = Path(headrace.__file__).parent
+    text = (Path(__file__).parents[1] / "docs" / "structure.md").read_text()
+    order = re.findall(r"^  (\w+)(?:/|\.py) ", text.partition("src/headrace/\n")[2].partition("```")[0], re.MULTILINE)
+    known = {path.stem for path in root.iterdir() if path.stem not in ("__init__", "__pycache__", "py")}
+    assert set(order) == known
+    up = []
+    for file in root.rglob("*.py"):
+        package = file.relative_to(root).parts[0].removesuffix(".py")
+        for target in re.findall(r"^ *from headrace\.(\w+)", file.read_text(), re.MULTILINE):
+            if package != "__init__" and order.index(target) < order.index(package):
+                up.append((file.name, target))
+    assert up == [("rope.py", "models")]

@@ -1,4 +1,4 @@
-"""Every behaviour (X1 to X16) and every known fault (1 to 24) of the execution layer has a test that bears its number."""
+"""Every behaviour (X1 to X16) and known fault (1 to 24) of the execution layer has a test that bears its number."""
 
 from __future__ import annotations
 

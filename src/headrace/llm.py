@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -102,12 +103,10 @@ class LLM:
         request_id = self._next_id()
         self.engine.add(request_id, ids, params)
         try:
-            while True:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        yield output
-                        if output.finish_reason is not None:
-                            return
+            # Who pauses or aborts through the engine meanwhile gets the rest.
+            while self.engine.has_request(request_id):
+                self._check_running()
+                yield from (output for output in self.engine.step() if output.request_id == request_id)
         finally:
             self.engine.abort(request_id)
 
@@ -119,14 +118,17 @@ class LLM:
             raise RequestError("params", f"{len(each)} given for {len(prompts)} prompts")
         self._check_idle()
         encoded, each = [self._encode(prompt) for prompt in prompts], [_checked(one) for one in each]
+        for ids, one in zip(encoded, each, strict=True):
+            self.engine.check(ids, one)
         partial: dict[str, list[TokenOutput]] = {}
+        todo = deque(zip(encoded, each, strict=True))
         try:
-            # All are queued before the first step, so that it already holds as many as there is room for.
-            for ids, one in zip(encoded, each, strict=True):
-                request_id = self._next_id()
-                partial[request_id] = []
-                self.engine.add(request_id, ids, one)
-            while self.engine.has_unfinished:
+            while todo or self.engine.has_unfinished:
+                # As many as may wait are queued before a step, so that the first holds all that there is room for.
+                while todo and not self.engine.is_queue_full:
+                    request_id = self._next_id()
+                    partial[request_id] = []
+                    self.engine.add(request_id, *todo.popleft())
                 for output in self.engine.step():
                     partial[output.request_id].append(output)
         finally:
@@ -138,6 +140,9 @@ class LLM:
         # Whoever steps the engine gets the tokens of every request in it, and would drop those of an open stream.
         if self.engine.has_unfinished:
             raise HeadraceError("a stream of this LLM is still open; finish or close it first")
+        self._check_running()
+
+    def _check_running(self) -> None:
         if self.engine.is_paused:
             raise HeadraceError("the engine is paused; call engine.resume() first")
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import golden
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.errors import RequestError
+from headrace.errors import QueueFullError, RequestError
 from headrace.layers.linear import DenseWeight
 from headrace.sampling.params import SamplingParams
 from headrace.text.folder_tokenizer import read_folder_tokenizer
@@ -188,3 +189,39 @@ def test_a_request_with_nan_logits_ends_alone(tiny_folder: Path) -> None:
     # Its pages held NaN; whoever gets them next must not notice.
     [again] = run(engine, [cases[2]])
     assert tokens(again) == tokens(last)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"request_id": 3}, "request_id"),
+        ({"request_id": None}, "request_id"),
+        ({"prompt_ids": "text"}, "prompt"),
+        ({"prompt_ids": (i for i in [5])}, "prompt"),
+        ({"prompt_ids": np.array([5, 6])}, "prompt"),
+        ({"params": None}, "params"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": True}, "priority"),
+    ],
+)
+def test_what_is_no_request_is_refused_by_name(engine: Engine, given: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError, match=f"^{field}: "):
+        engine.add(**{"request_id": "r", "prompt_ids": [5], "params": GREEDY, **given})
+    assert not engine.has_unfinished
+
+
+def test_a_full_queue_refuses_and_takes_again(tiny_folder: Path) -> None:
+    engine = tiny_engine(tiny_folder, config={"max_queued_requests": 2}, **SMALL)
+    for name in "ab":
+        engine.add(name, [5] * 4, GREEDY)
+    with pytest.raises(QueueFullError, match="2 requests are waiting, which is max_queued_requests"):
+        engine.add("c", [5] * 4, GREEDY)
+    engine.step()
+    for name in "cd":
+        engine.add(name, [5] * 4, GREEDY)
+    with pytest.raises(QueueFullError):
+        engine.add("e", [5] * 4, GREEDY)
+    ended = set()
+    while engine.has_unfinished:
+        ended |= {o.request_id for o in engine.step() if o.finish_reason}
+    assert ended == set("abcd")

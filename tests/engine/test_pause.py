@@ -9,6 +9,7 @@ import pytest
 
 from execution.test_swap import A, B
 from headrace.engine.engine import Engine, PauseMode, TokenOutput
+from headrace.engine.request import Request
 from headrace.sampling.params import SamplingParams
 from tiny import SMALL, SOLO, FailsOnce, check_pages, run, tiny_engine, tokens
 
@@ -156,3 +157,41 @@ def test_fault_13_pages_and_what_is_known_of_them_are_kept_or_lost_together(
     [cold] = run(engine, [(PROMPTS[0], GREEDY)])
     assert cold[-1].num_cached_tokens == 0
     assert tokens(cold) == solo(tiny_folder, PROMPTS[0])
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 9, 14])
+def test_what_was_known_before_a_step_failed_is_returned_by_the_next_call(
+    engine: Engine, tiny_folder: Path, step: int
+) -> None:
+    got = begin(engine, 5)
+    engine.manager = FailsOnce(engine.manager, step, RuntimeError("lost"))  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="lost"):
+        engine.pause("wait")
+    assert not engine.is_paused
+    finish(engine, got)
+    for name, prompt in zip(got, PROMPTS, strict=True):
+        assert tokens(got[name]) == solo(tiny_folder, prompt)
+        assert got[name][-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_an_interrupt_between_two_rows_loses_neither(
+    engine: Engine, tiny_folder: Path, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = begin(engine, 9)
+    taken: list[str] = []
+    append = Request.append
+
+    def interrupted(request: Request, token: int) -> str:
+        if len(taken) == row:
+            taken.append("now")
+            raise KeyboardInterrupt
+        taken.append(request.request_id)
+        return append(request, token)
+
+    monkeypatch.setattr(Request, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(engine, got)
+    finish(engine, got)
+    for name, prompt in zip(got, PROMPTS, strict=True):
+        assert tokens(got[name]) == solo(tiny_folder, prompt)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import golden
-from headrace.execution.saved import fingerprint
+from headrace.execution.saved import SavedStep, fingerprint
 
 PROMPT = golden.load("llama3").prompts[0]
 
@@ -69,7 +69,7 @@ def test_a_second_start_compiles_nothing_and_traces_no_step(tiny_folder: Path, t
     assert (again.missed, again.traced) == (0, 0)
     assert again.tokens == expected
 
-    # Damage of every kind is found, and mended from JAX's cache; what came from there is not saved a second time.
+    # Damage of every kind is found and mended, although JAX's own cache has the steps: its copies cannot be saved.
     saved = sorted(tmp_path.glob("xla/*/steps/*"))
     assert len(saved) == first.buckets
     content = saved[0].read_bytes()
@@ -77,9 +77,19 @@ def test_a_second_start_compiles_nothing_and_traces_no_step(tiny_folder: Path, t
     saved[1].unlink()
     mended, stderr = start(tiny_folder, tmp_path)
     assert stderr.count("is damaged; the step is compiled anew") == 1
-    assert (mended.missed, mended.traced, mended.tokens) == (0, 2, expected)
-    assert not saved[0].exists()
-    assert not saved[1].exists()
+    assert (mended.missed, mended.traced, mended.tokens) == (2, 4, expected)
+    again, _ = start(tiny_folder, tmp_path)
+    assert (again.missed, again.traced, again.tokens) == (0, 0, expected)
+    assert sorted(tmp_path.glob("xla/*/steps/*")) == saved
+
+
+def test_a_file_that_cannot_be_removed_is_compiled_anew_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "name"
+    folder.mkdir()  # in the place of the file, so that it can neither be read, replaced nor removed
+    lowered = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), jnp.float32))
+    compiled = SavedStep(folder, lambda name: lowered).compile()
+    assert compiled(jnp.float32(1)) == 2
+    assert list(tmp_path.iterdir()) == [folder], "nothing unfinished is left"
 
 
 def forms(**changes: Any) -> Any:

@@ -244,3 +244,12 @@ def test_x9_too_few_devices_are_said_with_a_way_to_more(data_parallel: int, tens
         ConfigError, match=rf"{tensor_parallel} x {data_parallel} take 9 devices, and there are 8 \(cpu\)"
     ):
         make_mesh(data_parallel, tensor_parallel)
+
+
+def test_x9_a_step_sends_its_batch_explicitly_and_nothing_else(meshed: Any) -> None:
+    many, one = meshed("llama3", 2, 2), meshed("llama3", 1, 1)
+    before = many.transfers.counts.h2d_transfers
+    with jax.transfer_guard_host_to_device("disallow"):
+        got = served(many, [0], [3])
+    assert many.transfers.counts.h2d_transfers - before == len(CHUNKS)
+    assert got[3][0] == served(one, [0], [3])[3][0]

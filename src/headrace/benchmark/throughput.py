@@ -51,9 +51,11 @@ def measure(
 
 def _measure_one(llm: LLM, batch_size: int, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     prompts = random_prompts(llm, batch_size, prompt_tokens)
-    _run(llm, prompts, min(output_tokens, 4))
+    _run(llm, prompts, min(output_tokens + 1, 4))
     one = _run(llm, prompts, 1)
     decode = _run(llm, prompts, output_tokens + 1) - one
+    if decode <= 0:
+        raise ConfigError(f"output_tokens: {output_tokens} take too little time to be measured; give more")
     return {
         "batch_size": batch_size,
         "prompt_tokens": prompt_tokens,

@@ -105,11 +105,12 @@ def _publish(text: str, report: dict[str, Any], json_file: Path | None) -> None:
 def _check_writable(path: Path | None) -> None:
     """Before the work, so that it is not done in vain."""
     if path is not None:
-        _write(path, "")
+        _write(path, "", "a")
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(text)
+        with path.open(mode) as file:
+            file.write(text)
     except OSError as error:
         raise HeadraceError(f"{path}: cannot be written: {error.strerror}") from None

@@ -85,6 +85,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._seeds = random.Random(config.seed)
         self._in_flight: _Launched | None = None
+        self._outputs: list[TokenOutput] = []  # committed and not yet returned: what a failed step leaves is not lost
         self.last_step: StepMetrics | None = None
         self._counters = StepCounters()
 
@@ -116,8 +117,18 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self._requests)
+        """Whether any request is waiting or running, or something of one is still to be returned."""
+        return bool(self._requests or self._outputs)
+
+    @property
+    def is_queue_full(self) -> bool:
+        """Whether `add` would refuse a request because so many wait."""
+        most = self.config.max_queued_requests
+        return most is not None and len(self.scheduler.waiting) >= most
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether a request is waiting or running, or something of it is still to be returned."""
+        return request_id in self._requests or any(output.request_id == request_id for output in self._outputs)
 
     def add(
         self,
@@ -138,15 +149,17 @@ class Engine:
             RequestError: what `check` refuses, or the request id is in use.
             QueueFullError: `max_queued_requests` are waiting. Nothing is queued in either case.
         """
-        if request_id in self._requests:
+        if not isinstance(request_id, str):
+            raise RequestError("request_id", f"must be a text, not {request_id!r}")
+        if self.has_request(request_id):
             raise RequestError("request_id", f"{request_id!r} is in use")
         self.check(prompt_ids, params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError("priority", f"must be an integer, not {priority!r}")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
-        most = self.config.max_queued_requests
-        if most is not None and len(self.scheduler.waiting) >= most:
+        if self.is_queue_full:
+            most = self.config.max_queued_requests
             raise QueueFullError(f"{most} requests are waiting, which is max_queued_requests; try again later")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
         request = Request(
@@ -166,7 +179,9 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request now and frees what it holds; an id that is not in the engine is ignored."""
+        """Ends a request now, frees what it holds and drops what was not yet returned of it; an id that is not in the
+        engine is ignored."""
+        self._outputs = [output for output in self._outputs if output.request_id != request_id]
         request = self._requests.pop(request_id, None)
         if request is not None:
             request.finish_reason = "abort"
@@ -180,8 +195,11 @@ class Engine:
         further token of it is in flight; that token is dropped.
 
         A step that fails leaves every request with the tokens it had: they wait, and the next step computes them anew.
+        What had become known before the failure is returned by the next call.
         """
-        return [] if self.is_paused else self._step()
+        if not self.is_paused:
+            self._step()
+        return self._take_outputs()
 
     def pause(self, mode: PauseMode = "wait") -> list[TokenOutput]:
         """Lets nothing run until `resume`, so that weights can be changed between two states that are known.
@@ -200,21 +218,20 @@ class Engine:
         """
         if mode not in get_args(PauseMode):
             raise ValueError(f"mode: {mode!r} is not one of {', '.join(get_args(PauseMode))}")
-        outputs = self._drain()
+        self._drain()
         if mode == "abort":
             for request in [*self._requests.values()]:
-                text = request.cut_off()
-                outputs.append(_output(request, None, text))
+                self._outputs.append(_output(request, None, request.cut_off()))
                 self._end(request)
         elif mode == "wait":
             self.scheduler.admits_new = False
             try:
                 while any(request.num_cached is not None for request in self._requests.values()):
-                    outputs += self._step()
+                    self._step()
             finally:
                 self.scheduler.admits_new = True
         self.is_paused = True
-        return outputs
+        return self._take_outputs()
 
     def resume(self) -> None:
         """Goes on after `pause`."""
@@ -230,12 +247,11 @@ class Engine:
         Returns:
             Tokens that were in flight.
         """
-        outputs = []
         if recompute_running:
-            outputs = self._drain()
+            self._drain()
             self.scheduler.preempt_all()
         self._forget_prefixes()
-        return outputs
+        return self._take_outputs()
 
     def update_graphs(self, *args: Any, **kwargs: Any) -> None:
         """New weights from the next step on, see `ExecutionManager.update_graphs`; cached prefixes are forgotten."""
@@ -246,19 +262,26 @@ class Engine:
         for prefix in self.prefixes:
             prefix.reset()
 
-    def _step(self) -> list[TokenOutput]:
+    def _step(self) -> None:
         with self._recovery():
             launched = self._launch()
             if launched is not None and not self.config.overlap:
-                return self._commit(launched)
+                self._commit(launched)
+                return
             committed, self._in_flight = self._in_flight, launched
-            return [] if committed is None else self._commit(committed)
+            if committed is not None:
+                self._commit(committed)
 
-    def _drain(self) -> list[TokenOutput]:
+    def _drain(self) -> None:
         """Reads what is in flight."""
         with self._recovery():
             committed, self._in_flight = self._in_flight, None
-            return [] if committed is None else self._commit(committed)
+            if committed is not None:
+                self._commit(committed)
+
+    def _take_outputs(self) -> list[TokenOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     @contextmanager
     def _recovery(self) -> Iterator[None]:
@@ -288,9 +311,9 @@ class Engine:
         meter.launched(prepared.bucket)
         return _Launched(schedule, result, meter)
 
-    def _commit(self, launched: _Launched) -> list[TokenOutput]:
+    def _commit(self, launched: _Launched) -> None:
         """Waits for a step's tokens and hands them to its requests."""
-        step, outputs = launched.schedule.step, []
+        step = launched.schedule.step
         launched.meter.reading()
         tokens = self.manager.read_tokens(launched.result, step).tolist()
         launched.meter.mark()
@@ -298,12 +321,11 @@ class Engine:
             # A request that ended, or was aborted, in the meantime gets nothing more.
             if samples and request.finish_reason is None:
                 request.num_in_flight -= 1
-                outputs.append(self._take_token(request, token))
+                self._take_token(request, token)
         self.last_step = launched.meter.finish(step)
         self._counters.add(self.last_step)
-        return outputs
 
-    def _take_token(self, request: Request, token: int) -> TokenOutput:
+    def _take_token(self, request: Request, token: int) -> None:
         text, token_id = "", None
         if token == BAD_LOGITS:
             request.finish_reason = "error"
@@ -312,9 +334,9 @@ class Engine:
             if request.slot is not None:
                 self.manager.sequences.learned(request.slot, request.num_tokens, token)
             text, token_id = request.append(token), token
+        self._outputs.append(_output(request, token_id, text))
         if request.finish_reason is not None:
             self._end(request)
-        return _output(request, token_id, text)
 
     def _end(self, request: Request) -> None:
         del self._requests[request.request_id]
@@ -326,6 +348,10 @@ class Engine:
         The prompt is empty, holds an id that is no token, or leaves no room in the context; or a parameter names an
         id that is no token.
         """
+        if not isinstance(params, SamplingParams):
+            raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
+        if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
+            raise RequestError("prompt", f"must be a list of token ids, not {type(prompt_ids).__name__}")
         params.check_vocabulary(self.manager.options.vocab_limit)
         # A tokenizer may know more tokens than the model has embeddings; the device would read another one's.
         vocab_size, longest = self.manager.options.vocab_limit, self.manager.options.max_model_len

@@ -124,7 +124,8 @@ class ExecutionManager:
         mesh: the devices; None for the default one alone.
         num_ranks: data parallel ranks.
         sequences: the host's copy of the sequences that hold a slot; the caller keeps it up to date.
-        compilations_while_serving: programs that steps compiled after warm-up; 0 when all is well.
+        compilations_while_serving: programs that steps compiled after warm-up, and steps compiled at first use; 0 when
+            all is well, and not counted with the guard off.
         transfers: what steps move between host and device, and how much it was.
     """
 
@@ -255,6 +256,7 @@ class ExecutionManager:
         if executable is None:
             log.warning("compiling a step of %d tokens x %d requests while serving", *bucket)
             executable = self._lower(bucket).compile()
+            self.compilations_while_serving += 1
             self._compiled.put(bucket, executable)
         return bucket, executable
 
@@ -345,14 +347,21 @@ class ExecutionManager:
         static = self._device_spec, self._kernel, self._layout(bucket), self.options.vocab_limit
         forms = self._argument_forms(bucket)
 
-        def lower() -> Any:
+        def lower(name: str = "fused_step") -> Any:
             function: Any = partial(fused_step, *static)
             if self.mesh is not None:
                 function = over_mesh(function, self.mesh, self._forms[0])
-            return jax.jit(function, donate_argnums=1).lower(*forms)
+
+            def step(*arguments: Any) -> Any:
+                return function(*arguments)
+
+            step.__name__ = name
+            return jax.jit(step, donate_argnums=1).lower(*forms)
 
         folder = self.options.saved_steps
-        return lower() if folder is None else SavedStep(folder / fingerprint(*static, forms=forms), lower)
+        if folder is None or self.mesh is not None:
+            return lower()  # for which order of devices it was made a file would not tell; there is JAX's own cache
+        return SavedStep(folder / fingerprint(*static, forms=forms), lower)
 
     def _argument_forms(self, bucket: Bucket) -> _Arguments:
         """Shapes instead of arrays: what a step is compiled for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -21,29 +22,35 @@ from jax.experimental import serialize_executable
 
 log = logging.getLogger(__name__)
 
+_TRACED = ("execution", "kernels", "layers", "models", "sampling")
 _DIGEST = 32  # bytes of SHA-256 in front of the rest
 
 
 @dataclass(frozen=True)
 class SavedStep:
-    """One step: where it is kept, and how it is lowered when it is not there.
+    """One step of a single device: where it is kept, and how it is lowered when it is not there.
 
     Attributes:
         path: the file, named by everything that the compiled code depends on; see `fingerprint`.
-        lower: traces and lowers the step.
+        lower: traces and lowers the step under a name.
     """
 
     path: Path
-    lower: Callable[[], Any]
+    lower: Callable[[str], Any]
 
     def compile(self) -> Any:
         """The compiled step: loaded, or else compiled and kept. A file that cannot be used is removed."""
         loaded = self._load()
         if loaded is not None:
             return loaded
+        # What XLA has itself loaded from JAX's cache does not run once it was saved. JAX's cache goes by the name too,
+        # so it has this step only if our file was lost; then the step is compiled once more under another name.
+        name = f"fused_step_{self.path.name[:16]}"
         before = _hits.in_thread
-        compiled = self.lower().compile()
-        # What XLA has itself loaded from JAX's cache does not run once it was saved a second time.
+        compiled = self.lower(name).compile()
+        if _hits.in_thread != before:
+            before = _hits.in_thread
+            compiled = self.lower(f"{name}_again").compile()
         if _hits.in_thread == before:
             self._save(compiled)
         return compiled
@@ -56,7 +63,7 @@ class SavedStep:
         digest, data = content[:_DIGEST], content[_DIGEST:]
         if hashlib.sha256(data).digest() != digest:
             log.warning("%s is damaged; the step is compiled anew", self.path)
-            self.path.unlink(missing_ok=True)
+            _remove(self.path)
             return None
         try:
             device, code, in_tree, out_tree = pickle.loads(zlib.decompress(data))
@@ -64,23 +71,31 @@ class SavedStep:
             return serialize_executable.deserialize_and_load(code, in_tree, out_tree, execution_devices=devices)
         except Exception as error:  # whatever keeps XLA from loading it, compiling is right
             log.warning("%s cannot be loaded (%s); the step is compiled anew", self.path, error)
-            self.path.unlink(missing_ok=True)
+            _remove(self.path)
             return None
 
     def _save(self, compiled: Any) -> None:
         shardings = jax.tree.leaves(compiled.input_shardings)
-        devices = {device.id for sharding in shardings for device in sharding.device_set}
-        if len(devices) != 1:
-            return  # which order of devices a file was made for it does not tell; there is JAX's own cache
+        [device] = {device.id for sharding in shardings for device in sharding.device_set}
         try:
-            data = zlib.compress(pickle.dumps((*devices, *serialize_executable.serialize(compiled))), 1)
+            data = zlib.compress(pickle.dumps((device, *serialize_executable.serialize(compiled))), 1)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Other processes see the whole file or none.
             with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-                file.write(hashlib.sha256(data).digest() + data)
-            os.replace(file.name, self.path)
+                try:
+                    file.write(hashlib.sha256(data).digest() + data)
+                    file.flush()
+                    os.replace(file.name, self.path)
+                except BaseException:
+                    _remove(Path(file.name))
+                    raise
         except (OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
             log.warning("a compiled step cannot be kept in %s: %s", self.path.parent, error)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def fingerprint(*static: Any, forms: Any) -> str:
@@ -100,13 +115,16 @@ def _surroundings() -> Any:
     settings = sorted((name, repr(value)) for name, value in jax.config.values.items() if "cache" not in name)
     devices = [(d.platform, d.device_kind, d.id, d.process_index) for d in jax.devices()]
     flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-    return _source_digest(), [version(p) for p in ("jax", "jaxlib", "numpy")], settings, flags, devices
+    # XLA:CPU divides its work by the cores it finds.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores, _source_digest(), [version(p) for p in ("jax", "jaxlib", "numpy")], settings, flags, devices
 
 
 @cache
 def _source_digest() -> str:
+    """Of the packages that a step is traced from."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for package in _TRACED for path in (root / package).rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -48,7 +48,8 @@ class Transfers:
         self.counts.h2d_transfers += 1
         self.counts.h2d_bytes += array.nbytes
         if self._mesh is not None:
-            return put_per_rank(array, self._mesh)
+            with jax.transfer_guard_host_to_device("allow"):  # JAX takes the callback's arrays for implicit ones
+                return put_per_rank(array, self._mesh)
         if _put is None:
             return jax.device_put(array, self._sharding)  # type: ignore[no-any-return]
         aval = self._avals.get(array.size)
