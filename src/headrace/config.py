@@ -91,7 +91,7 @@ class EngineConfig:
     data_parallel: int = 1
     coordinator: str | None = None
     num_processes: int = 1
-    process_id: int = 0
+    process_id: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -137,7 +137,7 @@ class EngineConfig:
     def _check_processes(self) -> None:
         if self.num_processes > 1 and not self.use_aot_forward:
             raise ConfigError("use_aot_forward: must be true where several processes serve one model")
-        if self.num_processes == 1 and (self.coordinator is not None or self.process_id != 0):
+        if self.num_processes == 1 and (self.coordinator is not None or self.process_id not in (None, 0)):
             raise ConfigError("num_processes: must be at least 2 with coordinator or process_id")
         if self.num_processes > 1:
             host, _, port = (self.coordinator or "").rpartition(":")
@@ -146,7 +146,11 @@ class EngineConfig:
                     f"coordinator: must be HOST:PORT of process 0, with a port below 65535, for "
                     f"{self.num_processes} processes, not {self.coordinator!r}"
                 )
-        if not isinstance(self.process_id, int) or not 0 <= self.process_id < self.num_processes:
+        if self.process_id is None and self.num_processes > 1:
+            raise ConfigError(f"process_id: must be given, 0 … {self.num_processes - 1}, a number for each process")
+        if self.process_id is not None and (
+            not isinstance(self.process_id, int) or not 0 <= self.process_id < self.num_processes
+        ):
             raise ConfigError(f"process_id: must be 0 … {self.num_processes - 1}, not {self.process_id!r}")
 
     @property

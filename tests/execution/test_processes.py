@@ -152,8 +152,17 @@ def test_x9_a_broken_connection_ends_the_other_side(processes: tuple[Leader, lis
         second.options()
 
 
-def test_x9_a_port_in_use_is_said() -> None:
+@pytest.mark.parametrize("taken", [0, 1])
+def test_x9_a_port_in_use_is_said_before_anything_waits(taken: int) -> None:
     coordinator = free_coordinator()
-    taken = socket.create_server(("127.0.0.1", int(coordinator.split(":")[1]) + 1))
-    with taken, pytest.raises(ConfigError, match=r"coordinator: cannot listen at 127\.0\.0\.1:\d+, the port after it"):
+    port = int(coordinator.split(":")[1])
+    with (
+        socket.create_server(("127.0.0.1", port + taken)),
+        pytest.raises(ConfigError, match=f"^coordinator: cannot listen at 127.0.0.1:{port} and the port after it"),
+    ):
         Leader(coordinator, 2)
+
+
+def test_x9_a_machine_that_nobody_knows_is_said_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"^coordinator: nohost\.invalid is no name of a machine"):
+        Follower("nohost.invalid:7000", 1)

@@ -52,7 +52,7 @@ class Built:
             f"KV cache {o.num_pages} pages of {o.page_size} tokens, longest context {o.max_model_len} tokens, "
             f"up to {o.max_num_seqs} requests at once\n"
             f"compiled steps (tokens x requests): {buckets}\n"
-            f"ready in {self.startup_s:.1f} s, {self.phases['compile']:.1f} s of it compiling"
+            f"ready in {self.startup_s:.1f} s, {self.phases['compile']:.1f} s of it compiling or loading steps"
         )
 
     @property
@@ -78,8 +78,8 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     phases.ends("open")
     tokenizer = _tokenizer(checkpoint)
     phases.ends("tokenizer")
-    mesh = make_mesh(config.data_parallel, config.tensor_parallel)
     config = config.resolve(checkpoint.spec)
+    mesh = make_mesh(config.data_parallel, config.tensor_parallel)
     if leader is not None:
         leader.tell_options({**asdict(config), "fingerprint": _fingerprint(checkpoint, tokenizer)})
     manager = _manager(config, checkpoint, tokenizer, mesh, leader, phases, progress)
@@ -97,6 +97,7 @@ def follow(config: EngineConfig, *, progress: bool = False) -> None:
         HeadraceError: process 0 was lost.
     """
     assert config.coordinator is not None
+    assert config.process_id is not None
     use_compilation_cache()
     follower = join(config.coordinator, config.num_processes, config.process_id)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -31,9 +32,13 @@ if TYPE_CHECKING:
     from headrace.execution.manager import ExecutionManager
     from headrace.execution.step import StepResult
 
+log = logging.getLogger(__name__)
+
 _JOIN, _OPTIONS, _MEET, _STEP, _RESET, _END, _ERROR = b"J", b"O", b"M", b"S", b"R", b"E", b"X"
 
-_CONNECT_S = 60.0  # all processes are there when the first looks for the others: `jax.distributed` waits for that
+_CONNECT_S = 300.0  # for all processes to be started, perhaps by hand
+_PATIENCE_S = 2.0  # of these, before it is said what is waited for
+_START_S = 60  # for `jax.distributed`, once all are there
 _JOIN_S = 5.0
 _POLL_S = 1e-4
 _REASON_S = 0.5
@@ -139,6 +144,22 @@ class _Link:
         return bytes(data)
 
 
+class _Waiting:
+    """For others to come: said when it takes long, ended when it takes too long."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._begin, self._said = what, time.monotonic(), False
+
+    def goes_on(self, error: str) -> None:
+        """HeadraceError with this text after `_CONNECT_S`."""
+        waited = time.monotonic() - self._begin
+        if waited > _CONNECT_S:
+            raise HeadraceError(error)
+        if waited > _PATIENCE_S and not self._said:
+            self._said = True
+            log.warning("waiting for %s", self._what)
+
+
 class Leader:
     """Process 0 as it leads the others."""
 
@@ -146,7 +167,7 @@ class Leader:
         """Waits for all others.
 
         Raises:
-            ConfigError: the port after the coordinator's cannot be had.
+            ConfigError: the coordinator's port, or the one after it, cannot be had.
             HeadraceError: not all came in time.
         """
         host, port = _channel(coordinator)
@@ -154,19 +175,23 @@ class Leader:
         self._failed = False
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            # `jax.distributed` takes the first; where it cannot, it would end this process.
+            socket.create_server((host, port - 1), family=family).close()
             server = socket.create_server((host, port), family=family)
         except OSError as error:
-            raise ConfigError(f"coordinator: cannot listen at {host}:{port}, the port after it: {error}") from None
+            raise ConfigError(
+                f"coordinator: cannot listen at {host}:{port - 1} and the port after it: {error}"
+            ) from None
         with server:
-            deadline = time.monotonic() + _CONNECT_S
+            waiting = _Waiting(f"{num_processes} processes in all, at {coordinator}")
             while len(self._links) < num_processes - 1:
-                server.settimeout(max(deadline - time.monotonic(), 0.01))
+                server.settimeout(_PATIENCE_S)
                 try:
                     connection = server.accept()[0]
                 except TimeoutError:
-                    came = 1 + len(self._links)
-                    raise HeadraceError(f"{came} of {num_processes} processes came to {host}:{port}") from None
-                self._welcome(_Link(connection))
+                    waiting.goes_on(f"{1 + len(self._links)} of {num_processes} processes came to {coordinator}")
+                else:
+                    self._welcome(_Link(connection))
 
     def _welcome(self, link: _Link) -> None:
         try:
@@ -255,17 +280,19 @@ class Follower:
         """Connects to process 0.
 
         Raises:
+            ConfigError: its name is unknown.
             HeadraceError: it is not there.
         """
         host, port = _channel(coordinator)
-        deadline = time.monotonic() + _CONNECT_S
+        waiting = _Waiting(f"process 0 at {coordinator}")
         while True:
             try:
                 self._link = _Link(socket.create_connection((host, port), timeout=_CONNECT_S))
                 break
+            except socket.gaierror as error:
+                raise ConfigError(f"coordinator: {host} is no name of a machine: {error}") from None
             except OSError as error:
-                if time.monotonic() > deadline:
-                    raise HeadraceError(f"coordinator: nobody answers at {host}:{port} ({error})") from None
+                waiting.goes_on(f"coordinator: nobody answers at {host}:{port} ({error})")
                 time.sleep(0.1)
         self._link.send(_JOIN, f"process {process_id}".encode())
         self._dismissed = False
@@ -341,8 +368,9 @@ def lead(coordinator: str, num_processes: int) -> Leader:
         ConfigError: JAX is in use already, or an address cannot be had.
         HeadraceError: not all came in time.
     """
-    _start(coordinator, num_processes, 0)
     leader = Leader(coordinator, num_processes)
+    leader.meet()
+    _start(coordinator, num_processes, 0)
 
     def end() -> None:
         leader.close()
@@ -362,8 +390,9 @@ def join(coordinator: str, num_processes: int, process_id: int) -> Follower:
         ConfigError: JAX is in use already.
         HeadraceError: process 0 is not there.
     """
-    _start(coordinator, num_processes, process_id)
     follower = Follower(coordinator, process_id)
+    follower.meet()
+    _start(coordinator, num_processes, process_id)
     threading.Thread(target=follower.leave_when_lost, daemon=True).start()
     return follower
 
@@ -376,7 +405,7 @@ def settle() -> None:
 
 def _start(coordinator: str, num_processes: int, process_id: int) -> None:
     try:
-        jax.distributed.initialize(coordinator, num_processes, process_id)
+        jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=_START_S)
         jax.devices()  # comes back when all processes have asked
     except RuntimeError as error:
         raise ConfigError(f"coordinator: jax.distributed does not start: {error}") from None
