@@ -108,6 +108,15 @@ class PressesCtrlC(io.StringIO):
         return written
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts, also where the tests run in the background of a shell, which lets it be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on_with_what_was_shown(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
