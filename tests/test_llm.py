@@ -340,3 +340,14 @@ def test_more_prompts_than_may_wait_are_queued_as_there_is_room(tiny_folder: Pat
     prompts = [[5 + i] * (3 + i) for i in range(6)]
     together = llm.generate(prompts, GREEDY)
     assert [o.token_ids for o in together] == [llm.generate(p, GREEDY)[0].token_ids for p in prompts]
+
+
+def test_calls_share_prefixes_within_one_salt(llm: LLM) -> None:
+    prompt = [7, 8] * 20
+    cached = [llm.generate([prompt], GREEDY, cache_salt=salt)[0].num_cached_tokens for salt in (None, "a", "a", None)]
+    assert cached == [0, 0, 32, 32]
+    assert list(llm.stream(prompt, GREEDY, cache_salt="a"))[-1].num_cached_tokens == 32
+    assert list(llm.stream(prompt, GREEDY, cache_salt="b"))[-1].num_cached_tokens == 0
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match=r"^cache_salt: must be a text that is not empty"):
+            call(prompt, GREEDY, cache_salt="")

@@ -60,24 +60,33 @@ class LLM:
         return self._template is not None
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Continues prompts, all at once, and returns the results in their order.
 
         Args:
             prompts: a text, a list of token ids, or a list of either.
             params: for all prompts, or one for each; None takes the defaults.
+            cache_salt: cached prefixes are shared only among calls with the same salt.
 
         Raises:
             RequestError: a prompt or parameter is wrong; then nothing runs.
         """
-        return self._run(_as_list(prompts), params)
+        return self._run(_as_list(prompts), params, cache_salt)
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None) -> RequestOutput:
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> RequestOutput:
         """Answers one conversation, a list of {"role": …, "content": …}."""
-        return self._run([self.encode_chat(messages)], params)[0]
+        return self._run([self.encode_chat(messages)], params, cache_salt)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenOutput]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> Iterator[TokenOutput]:
         """Continues one prompt, token by token; the request starts with the first. Leaving the iterator early, or
         closing it, ends the request.
 
@@ -85,8 +94,8 @@ class LLM:
             RequestError: the prompt or a parameter is wrong.
         """
         ids, params = self._encode(prompt), _checked(params)
-        self.engine.check(ids, params)
-        return self._drive(ids, params)
+        self.engine.check(ids, params, cache_salt=cache_salt)
+        return self._drive(ids, params, cache_salt)
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """The prompt's token ids for a conversation, ready for the answer.
@@ -98,10 +107,10 @@ class LLM:
             raise ModelError(f"{self.engine.config.model} has no chat template; give it a plain prompt instead")
         return encode_chat(self.tokenizer, self._template, messages)
 
-    def _drive(self, ids: list[int], params: SamplingParams) -> Iterator[TokenOutput]:
+    def _drive(self, ids: list[int], params: SamplingParams, cache_salt: str | None) -> Iterator[TokenOutput]:
         self._check_idle()
         request_id = self._next_id()
-        self.engine.add(request_id, ids, params)
+        self.engine.add(request_id, ids, params, cache_salt=cache_salt)
         try:
             # Who pauses or aborts through the engine meanwhile gets the rest.
             while self.engine.has_request(request_id):
@@ -111,7 +120,10 @@ class LLM:
             self.engine.abort(request_id)
 
     def _run(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        cache_salt: str | None,
     ) -> list[RequestOutput]:
         each = [*params] if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
@@ -119,7 +131,7 @@ class LLM:
         self._check_idle()
         encoded, each = [self._encode(prompt) for prompt in prompts], [_checked(one) for one in each]
         for ids, one in zip(encoded, each, strict=True):
-            self.engine.check(ids, one)
+            self.engine.check(ids, one, cache_salt=cache_salt)
         partial: dict[str, list[TokenOutput]] = {}
         todo = deque(zip(encoded, each, strict=True))
         try:
@@ -128,7 +140,7 @@ class LLM:
                 while todo and not self.engine.is_queue_full:
                     request_id = self._next_id()
                     partial[request_id] = []
-                    self.engine.add(request_id, *todo.popleft())
+                    self.engine.add(request_id, *todo.popleft(), cache_salt=cache_salt)
                 for output in self.engine.step():
                     partial[output.request_id].append(output)
         finally:

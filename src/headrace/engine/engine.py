@@ -153,11 +153,7 @@ class Engine:
             raise RequestError("request_id", f"must be a text, not {request_id!r}")
         if self.has_request(request_id):
             raise RequestError("request_id", f"{request_id!r} is in use")
-        self.check(prompt_ids, params)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError("priority", f"must be an integer, not {priority!r}")
-        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
+        self.check(prompt_ids, params, priority=priority, cache_salt=cache_salt)
         if self.is_queue_full:
             most = self.config.max_queued_requests
             raise QueueFullError(f"{most} requests are waiting, which is max_queued_requests; try again later")
@@ -342,12 +338,23 @@ class Engine:
         del self._requests[request.request_id]
         self.scheduler.remove(request)
 
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def check(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
         """Raises RequestError if this engine cannot take a request.
 
-        The prompt is empty, holds an id that is no token, or leaves no room in the context; or a parameter names an
-        id that is no token.
+        The prompt is empty, holds an id that is no token, or leaves no room in the context; a parameter names an id
+        that is no token; or an argument is of the wrong type.
         """
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError("priority", f"must be an integer, not {priority!r}")
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
         if not isinstance(params, SamplingParams):
             raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
         if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
