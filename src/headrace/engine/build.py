@@ -72,7 +72,6 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     if config.process_id:
         raise ConfigError("process_id: only process 0 has an engine; the others call `follow`")
     start, phases = time.perf_counter(), _Phases()
-    use_compilation_cache()
     leader = lead(config.coordinator, config.num_processes) if config.coordinator is not None else None
     checkpoint = open_checkpoint(resolve(config.model, progress=progress))
     phases.ends("open")
@@ -98,7 +97,6 @@ def follow(config: EngineConfig, *, progress: bool = False) -> None:
     """
     assert config.coordinator is not None
     assert config.process_id is not None
-    use_compilation_cache()
     follower = join(config.coordinator, config.num_processes, config.process_id)
     try:
         checkpoint = open_checkpoint(resolve(config.model, progress=progress))

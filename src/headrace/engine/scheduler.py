@@ -175,11 +175,10 @@ class Scheduler:
         return True
 
     def _admit(self, plan: _Plan) -> None:
-        for request in [r for r in self.waiting if self.admits_new or r.num_cached is not None]:
-            if not self._free_slots or not plan.budget:
-                return
+        while self._free_slots and plan.budget:
+            request = next((r for r in self.waiting if self.admits_new or r.num_cached is not None), None)
             # One preempted while its newest token was being sampled waits until that is known.
-            if request.num_in_flight or not self._take_pages(request):
+            if request is None or request.num_in_flight or not self._take_pages(request):
                 return
             self.waiting.remove(request)
             insort(self.running, request, key=_order)
