@@ -129,3 +129,16 @@ def test_x9_pausing_and_failing_concern_all_ranks(new_engine: Any) -> None:
     for output in outputs:
         got[output.request_id] += tokens([output])
     assert list(got.values()) == expected
+
+
+def test_x13_padding_counts_the_buckets_of_all_ranks(new_engine: Any) -> None:
+    engine = new_engine(2, 1)
+    engine.add("a", [7] * 5, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    engine.add("b", [7] * 3, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    steps = []
+    while engine.has_unfinished:
+        engine.step()
+        if engine.last_step is not None and engine.last_step not in steps:
+            steps.append(engine.last_step)
+    assert [(s.ranks, s.bucket[0], s.tokens, s.padding) for s in steps] == [(2, 8, 8, 8), (2, 8, 2, 14)]
+    assert engine.metrics.counters.padded_tokens == 22

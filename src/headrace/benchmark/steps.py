@@ -113,7 +113,9 @@ def _by_bucket(
                 "tokens": bucket[0],
                 "requests": bucket[1],
                 "steps": len(own),
-                "padding_share": round(sum(step.padding for step in own) / (bucket[0] * len(own)), 4),
+                "padding_share": round(
+                    sum(step.padding for step in own) / sum(step.ranks * bucket[0] for step in own), 4
+                ),
                 **_host_medians(own),
                 "device_ms_median": _median_ms(busy) if busy else None,
                 "h2d_bytes_per_step": _mean(step.h2d_bytes for step in own),

@@ -293,7 +293,7 @@ class Engine:
 
     def _launch(self) -> _Launched | None:
         """Gives the device its next step, if there is one."""
-        meter = StepMeter(self.manager.transfers.counts)
+        meter = StepMeter(self.manager.transfers.counts, self.manager.num_ranks)
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None

@@ -47,13 +47,14 @@ class StepMetrics:
     """One step, from scheduling to committed tokens.
 
     Attributes:
-        bucket: (tokens, requests) of the compiled step that ran.
+        bucket: (tokens, requests) of the compiled step that ran, of each data parallel rank.
         rows: requests that took part.
         tokens: tokens computed.
         sampled: rows that sampled a token.
         times: when what happened.
         h2d_transfers, h2d_bytes: from the host to the device.
         d2h_transfers, d2h_bytes: from the device to the host.
+        ranks: data parallel ranks that the step ran on.
     """
 
     bucket: Bucket
@@ -65,11 +66,12 @@ class StepMetrics:
     h2d_bytes: int
     d2h_transfers: int
     d2h_bytes: int
+    ranks: int = 1
 
     @property
     def padding(self) -> int:
         """Tokens that the step computed for nobody."""
-        return self.bucket[0] - self.tokens
+        return self.ranks * self.bucket[0] - self.tokens
 
     @property
     def is_decode(self) -> bool:
@@ -151,10 +153,10 @@ class StepMeter:
     """Measures one step under way: `mark` after schedule and prepare, `launched` after dispatch, `reading` before the
     tokens are read, `mark` after that, `finish` at the end."""
 
-    __slots__ = ("_bucket", "_d2h", "_h2d", "_marks", "_transfers")
+    __slots__ = ("_bucket", "_d2h", "_h2d", "_marks", "_ranks", "_transfers")
 
-    def __init__(self, transfers: TransferCounts) -> None:
-        self._transfers = transfers
+    def __init__(self, transfers: TransferCounts, ranks: int) -> None:
+        self._transfers, self._ranks = transfers, ranks
         self._h2d = transfers.h2d_transfers, transfers.h2d_bytes
         self._marks = [perf_counter()]
 
@@ -187,4 +189,5 @@ class StepMeter:
             h2d_bytes=self._h2d[1],
             d2h_transfers=t.d2h_transfers - count,
             d2h_bytes=t.d2h_bytes - size,
+            ranks=self._ranks,
         )
