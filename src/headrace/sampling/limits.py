@@ -1,0 +1,5 @@
+"""Bounds that the host and the compiled step share."""
+
+from __future__ import annotations
+
+MAX_LOGIT_BIAS = 1024  # entries of a request's logit_bias; each row of constraints has room for so many
