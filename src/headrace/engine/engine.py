@@ -164,8 +164,8 @@ class Engine:
             max_total=min(len(prompt_ids) + params.max_tokens, self.manager.options.max_model_len),
             end_ids=ends,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            detokenizer=IncrementalDetokenizer(self.tokenizer),
-            stop=StopMatcher(params.stops),
+            detokenizer=IncrementalDetokenizer(self.tokenizer, skip_special=params.skip_special_tokens),
+            stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
             priority=params.priority,
             scope=CacheScope(salt=cache_salt, rope_length=self.manager.spec.rope_length(len(prompt_ids))),
         )
