@@ -29,6 +29,7 @@ from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import SamplingRows, sample
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.load import open_checkpoint
+from sampling.rows import fields_of
 from tiny import run, tiny_manager, tiny_weights, tokens
 
 GOLDEN = golden.load("llama3")
@@ -59,7 +60,7 @@ def test_fault_02_what_is_sent_does_not_grow_with_max_model_len() -> None:
     *_, packed, _constraints = parameter_shapes(tiny_manager(**GEOMETRY).compiled_text((8, 2)))
     assert packed == f"s32[{len(packed_batch(64)) // 4}]"
     # 3 kB of it are room for the pages of shared prefixes.
-    assert len(packed_batch(64)) - 12 * MAX_SHARED_PAGE_UPDATES < 256
+    assert len(packed_batch(64)) - 12 * MAX_SHARED_PAGE_UPDATES < 320
 
 
 def test_fault_03_variants_grow_with_the_sum_of_the_sizes_not_their_product() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from headrace.engine.prefix import CacheScope, PrefixNode
-from headrace.engine.rules import TokenRules
+from headrace.engine.rules import TokenRules  # noqa
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.detokenizer import IncrementalDetokenizer
