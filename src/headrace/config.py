@@ -53,7 +53,7 @@ class EngineConfig:
         min_input_pad: smallest number of requests that a step is compiled for.
         num_tokens_paddings, num_reqs_paddings: sizes that steps are compiled for; None takes powers of two.
         max_compiled_variants: most compiled steps that are kept.
-        max_logprobs: most log-probabilities of other tokens that a request may ask for at each position, ≥ 1.
+        max_logprobs: most log probabilities of likely tokens that a request may ask for at each place, ≥ 0.
         logprobs_mode: log-probabilities of output tokens are those of the model's own distribution ("raw"), or of what
             is drawn from, after penalties, bias, masks, temperature and filters ("processed").
         seed: of the seeds of requests that give none; None takes a fresh one.
@@ -117,7 +117,7 @@ class EngineConfig:
         for name in ("use_aot_forward", "debug", "prefix_caching", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: must be true or false, not {getattr(self, name)!r}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants", "max_logprobs"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "min_input_pad", "max_compiled_variants"):
             _positive(name, getattr(self, name))
         for name in ("tensor_parallel", "data_parallel", "num_processes"):
             _positive(name, getattr(self, name))
@@ -125,6 +125,8 @@ class EngineConfig:
         for name in ("max_model_len", "kv_cache_bytes", "max_queued_requests"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if isinstance(self.max_logprobs, bool) or not isinstance(self.max_logprobs, int) or self.max_logprobs < 0:
+            raise ConfigError(f"max_logprobs: must be an integer >= 0, not {self.max_logprobs!r}")
         if self.max_num_seqs > MAX_NUM_SEQS:
             raise ConfigError(f"max_num_seqs: must be at most {MAX_NUM_SEQS}, not {self.max_num_seqs}")
         if self.max_model_len == 1:
