@@ -175,8 +175,8 @@ class Engine:
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             detokenizer=IncrementalDetokenizer(self.tokenizer, skip_special=params.skip_special_tokens),
             stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
-            num_unscored=0 if params.prompt_logprobs is None else len(prompt_ids) - 1,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            num_unscored=0 if params.num_prompt_logprobs is None else len(prompt_ids) - 1,
+            prompt_logprobs=None if params.num_prompt_logprobs is None else [None],
             priority=params.priority,
             scope=CacheScope(salt=cache_salt, rope_length=self.manager.spec.rope_length(len(prompt_ids))),
         )

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from headrace.engine.prefix import CacheScope, PrefixNode
-from headrace.engine.rules import TokenRules  # noqa
+from headrace.engine.rules import TokenRules
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.detokenizer import IncrementalDetokenizer
@@ -123,13 +123,14 @@ class Request:
     def take_prompt_scores(self, start: int, scores: np.ndarray) -> None:
         """Takes the log-probabilities [tokens, …] of the prompt tokens after those from position `start` on, see
         `StepResult.prompt_scores`; what is known already, or does not continue what is known, is left aside."""
-        if self.prompt_logprobs is None or self.params.prompt_logprobs is None:
+        top = self.params.num_prompt_logprobs
+        if self.prompt_logprobs is None or top is None:
             return
         first = self.num_prompt - self.num_unscored - 1
         if start <= first:
             for line in scores[first - start : self.num_prompt - 1 - start]:
                 token = self.token_ids[len(self.prompt_logprobs)]
-                self.prompt_logprobs.append(token_logprobs(line, token, self.params.prompt_logprobs))
+                self.prompt_logprobs.append(token_logprobs(line, token, top))
                 self.num_unscored -= 1
 
     def cut_off(self) -> str:
