@@ -222,7 +222,7 @@ def test_fault_14_a_prompt_that_leaves_no_room_is_refused_and_never_cut(tiny_fol
 
 @pytest.mark.parametrize(
     "name",
-    ["logprobs", "logit_bias", "min_tokens", "allowed_token_ids", "bad_words", "stop_regex", "presence_penalty", "n"],
+    ["stop_regex", "best_of", "use_beam_search", "length_penalty"],
 )
 def test_fault_15_a_parameter_that_does_nothing_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=name):

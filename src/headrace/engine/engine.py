@@ -326,13 +326,17 @@ class Engine:
         requests = launched.schedule.requests
         launched.meter.reading()
         tokens = read.read_tokens(result, step).tolist()
-        scored = any(samples and r.params.logprobs is not None for r, samples in zip(requests, step.samples, strict=True))
+        scored = any(
+            samples and r.params.logprobs is not None for r, samples in zip(requests, step.samples, strict=True)
+        )
         scores = read.read_scores(result, step) if scored else None
         prompt_scores = None if step.scores_prompt is None else read.read_prompt_scores(result, step)
         launched.meter.mark()
         row = position = 0
         for request, computed, count, samples, lines in zip(
-            requests, *(x.tolist() for x in (step.num_computed, step.num_tokens, step.samples, step.num_logits)), strict=True
+            requests,
+            *(x.tolist() for x in (step.num_computed, step.num_tokens, step.samples, step.num_logits)),
+            strict=True,
         ):
             # A request that ended, or was aborted, in the meantime gets nothing more.
             if request.finish_reason is None:

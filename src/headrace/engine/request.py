@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from headrace.engine.prefix import CacheScope, PrefixNode
-from headrace.engine.rules import TokenRules
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from headrace.engine.rules import TokenRules
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -231,9 +231,7 @@ class ExecutionManager:
             self._check_arguments(prepared)
         before = compilations_in_thread()
         with nullcontext() if self._group is None else self._group.step(prepared.bucket, prepared.host):
-            self._state, result = prepared.executable(
-                self._weights, self._state, prepared.packed, prepared.constraints
-            )
+            self._state, result = prepared.executable(self._weights, self._state, prepared.packed, prepared.constraints)
         if self.options.compile_guard != "off":
             self._check_compilations(compilations_in_thread() - before, prepared.bucket)
         return result  # type: ignore[no-any-return]
