@@ -20,6 +20,7 @@ PUBLIC = {
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, HeadraceError, ModelError, RequestError
 from headrace.sampling.params import SamplingParams
+from headrace.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from headrace.config import EngineConfig
@@ -29,6 +30,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 

@@ -9,6 +9,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from headrace.config import EngineConfig
 from headrace.engine.pages import PagePool
 from headrace.engine.prefix import CacheScope, PrefixCache
@@ -21,6 +23,7 @@ from headrace.execution.metrics import EngineMetrics, StepCounters, StepMeter, S
 from headrace.execution.step import StepResult
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
+from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
 from headrace.text.tokenizer import Tokenizer
@@ -39,6 +42,9 @@ class TokenOutput:
         finish_reason: set when the request has ended; then it is no longer in the engine.
         error: what went wrong, when the reason is "error".
         num_cached_tokens: tokens of the prompt that were found in the prefix cache.
+        index: which of the request's choices.
+        logprobs: of the token, where they are asked for.
+        prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output.
     """
 
     request_id: str
@@ -47,6 +53,9 @@ class TokenOutput:
     finish_reason: FinishReason | None
     error: str | None = None
     num_cached_tokens: int = 0
+    index: int = 0
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +175,8 @@ class Engine:
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             detokenizer=IncrementalDetokenizer(self.tokenizer, skip_special=params.skip_special_tokens),
             stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
+            num_unscored=0 if params.num_prompt_logprobs is None else len(prompt_ids) - 1,
+            prompt_logprobs=None if params.num_prompt_logprobs is None else [None],
             priority=params.priority,
             scope=CacheScope(salt=cache_salt, rope_length=self.manager.spec.rope_length(len(prompt_ids))),
         )
@@ -258,6 +269,9 @@ class Engine:
 
     def _step(self) -> None:
         with self._recovery():
+            if self._in_flight is not None and _waits_for_tokens(self._in_flight.schedule):
+                committed, self._in_flight = self._in_flight, None
+                self._commit(committed)
             launched = self._launch()
             if launched is not None and not self.config.overlap:
                 self._commit(launched)
@@ -295,6 +309,7 @@ class Engine:
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None
+        _constrain(schedule)
         meter.mark()
         self.manager.start_async_prep(schedule.step)
         prepared = self.manager.get_async_prep_result()
@@ -307,28 +322,50 @@ class Engine:
 
     def _commit(self, launched: _Launched) -> None:
         """Waits for a step's tokens and hands them to its requests."""
-        step = launched.schedule.step
+        step, result, read = launched.schedule.step, launched.result, self.manager
+        requests = launched.schedule.requests
         launched.meter.reading()
-        tokens = self.manager.read_tokens(launched.result, step).tolist()
+        tokens = read.read_tokens(result, step).tolist()
+        scored = any(
+            samples and r.params.logprobs is not None for r, samples in zip(requests, step.samples, strict=True)
+        )
+        scores = read.read_scores(result, step) if scored else None
+        prompt_scores = None if step.scores_prompt is None else read.read_prompt_scores(result, step)
         launched.meter.mark()
-        for request, samples, token in zip(launched.schedule.requests, step.samples.tolist(), tokens, strict=True):
+        row = position = 0
+        for request, computed, count, samples, lines in zip(
+            requests,
+            *(x.tolist() for x in (step.num_computed, step.num_tokens, step.samples, step.num_logits)),
+            strict=True,
+        ):
             # A request that ended, or was aborted, in the meantime gets nothing more.
-            if samples and request.finish_reason is None:
-                request.num_in_flight -= 1
-                self._take_token(request, token)
+            if request.finish_reason is None:
+                if prompt_scores is not None:
+                    request.take_prompt_scores(computed, prompt_scores[position : position + count])
+                if samples:
+                    request.num_in_flight -= 1
+                    self._take_token(request, tokens[row], None if scores is None else scores[row])
+                elif request.max_total == request.num_prompt == computed + count:
+                    request.finish_reason = "length"
+                    self._outputs.append(_output(request, None, ""))
+                    self._end(request)
+            row, position = row + lines, position + count
         self.last_step = launched.meter.finish(step)
         self._counters.add(self.last_step)
 
-    def _take_token(self, request: Request, token: int) -> None:
-        text, token_id = "", None
+    def _take_token(self, request: Request, token: int, scores: np.ndarray | None) -> None:
+        text, token_id, logprobs = "", None, None
         if token == BAD_LOGITS:
             request.finish_reason = "error"
-            request.error = "the model produced no finite logits; its weights may be damaged"
+            of_rules = None if request.rules is None else request.rules.error
+            request.error = of_rules or "the model produced no finite logits; its weights may be damaged"
         else:
             if request.slot is not None:
                 self.manager.sequences.learned(request.slot, request.num_tokens, token)
             text, token_id = request.append(token), token
-        self._outputs.append(_output(request, token_id, text))
+            if scores is not None and request.params.logprobs is not None:
+                logprobs = token_logprobs(scores, token, request.params.logprobs)
+        self._outputs.append(_output(request, token_id, text, logprobs))
         if request.finish_reason is not None:
             self._end(request)
 
@@ -371,6 +408,34 @@ class Engine:
             )
 
 
-def _output(request: Request, token_id: int | None, text: str) -> TokenOutput:
+def _waits_for_tokens(schedule: Schedule) -> bool:
+    """Whether a request cannot be given its next token before the one in flight is known."""
+    return any(r.num_in_flight and r.rules is not None and r.rules.waits_for_tokens for r in schedule.requests)
+
+
+def _constrain(schedule: Schedule) -> None:
+    """Adds to a step what the rules of its requests say of the tokens to sample."""
+    step = schedule.step
+    for request, samples in zip(schedule.requests, step.samples.tolist(), strict=True):
+        if samples and request.rules is not None:
+            assert request.slot is not None
+            outputs, known = request.token_ids[request.num_prompt :], request.num_sampled - request.num_prompt
+            constraint = request.rules.constraint(outputs, known, samples)
+            if constraint is not None:
+                step.constraints[request.slot] = constraint
+
+
+def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLogprobs | None = None) -> TokenOutput:
     cached = request.num_cached or 0
-    return TokenOutput(request.request_id, token_id, text, request.finish_reason, request.error, cached)
+    prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+    return TokenOutput(
+        request.request_id,
+        token_id,
+        text,
+        request.finish_reason,
+        request.error,
+        cached,
+        request.choice,
+        logprobs,
+        prompt_logprobs,
+    )

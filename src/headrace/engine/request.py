@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from headrace.engine.prefix import CacheScope, PrefixNode
 from headrace.sampling.params import SamplingParams
+from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from headrace.engine.rules import TokenRules
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -24,6 +30,10 @@ class Request:
         max_total: `token_ids` may grow to this length.
         end_ids: tokens that end generation.
         seed: of the request's draws, 64 bits.
+        choice: which of the choices of the caller's request it is.
+        rules: what its tokens must not be; None for nothing.
+        num_unscored: prompt tokens whose log-probabilities are wanted and not known.
+        prompt_logprobs: those of the prompt's tokens so far, None for the first; None as a whole if nobody asks.
         priority: the lower, the sooner; see `Scheduler`.
         scope: with whom it may share pages.
         order: its place among waiting and running requests; the scheduler's.
@@ -50,6 +60,10 @@ class Request:
     seed: int
     detokenizer: IncrementalDetokenizer
     stop: StopMatcher
+    choice: int = 0
+    rules: TokenRules | None = None
+    num_unscored: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     priority: int = 0
     scope: CacheScope = field(default_factory=CacheScope)
     order: tuple[int, int] = (0, 0)
@@ -107,6 +121,19 @@ class Request:
             self.finish_reason = "stop" if is_end else "length"
             delta += self._flush()
         return delta
+
+    def take_prompt_scores(self, start: int, scores: np.ndarray) -> None:
+        """Takes the log-probabilities [tokens, …] of the prompt tokens after those from position `start` on, see
+        `StepResult.prompt_scores`; what is known already, or does not continue what is known, is left aside."""
+        top = self.params.num_prompt_logprobs
+        if self.prompt_logprobs is None or top is None:
+            return
+        first = self.num_prompt - self.num_unscored - 1
+        if start <= first:
+            for line in scores[first - start : self.num_prompt - 1 - start]:
+                token = self.token_ids[len(self.prompt_logprobs)]
+                self.prompt_logprobs.append(token_logprobs(line, token, top))
+                self.num_unscored -= 1
 
     def cut_off(self) -> str:
         """Ends the request as aborted and returns the text that was held back."""
