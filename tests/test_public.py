@@ -13,6 +13,7 @@ import headrace
 
 PUBLIC = {
     "LLM",
+    "CompletionOutput",
     "ConfigError",
     "EngineConfig",
     "HeadraceError",
