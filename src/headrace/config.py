@@ -57,6 +57,7 @@ class EngineConfig:
         debug: compare the arguments of each step with what it was compiled for, and name those that differ.
         prefix_caching: keep the keys and values of what was computed, for later prompts that begin the same.
         max_queued_requests: most requests that may wait to run; None sets no limit.
+        max_logprobs: most log probabilities that a request may ask for at each place.
         overlap: give the device its next step before reading the tokens of the last.
         tensor_parallel: devices that share one copy of the model: its heads, MLP, vocabulary and KV pages.
         data_parallel: copies of the model, each with requests and KV pages of its own.
@@ -86,6 +87,7 @@ class EngineConfig:
     debug: bool = False
     prefix_caching: bool = True
     max_queued_requests: int | None = None
+    max_logprobs: int = 20
     overlap: bool = True
     tensor_parallel: int = 1
     data_parallel: int = 1
@@ -116,6 +118,8 @@ class EngineConfig:
         for name in ("max_model_len", "kv_cache_bytes", "max_queued_requests"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if isinstance(self.max_logprobs, bool) or not isinstance(self.max_logprobs, int) or self.max_logprobs < 0:
+            raise ConfigError(f"max_logprobs: must be an integer >= 0, not {self.max_logprobs!r}")
         if self.max_num_seqs > MAX_NUM_SEQS:
             raise ConfigError(f"max_num_seqs: must be at most {MAX_NUM_SEQS}, not {self.max_num_seqs}")
         if self.max_model_len == 1:

@@ -136,13 +136,11 @@ class Engine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
         cache_salt: str | None = None,
     ) -> None:
         """Queues a request.
 
         Args:
-            priority: the lower, the sooner it runs; each unit counts as much as some waiting (see `Scheduler`).
             cache_salt: requests share cached prefixes only with those of the same salt.
 
         Raises:
@@ -153,7 +151,7 @@ class Engine:
             raise RequestError("request_id", f"must be a text, not {request_id!r}")
         if self.has_request(request_id):
             raise RequestError("request_id", f"{request_id!r} is in use")
-        self.check(prompt_ids, params, priority=priority, cache_salt=cache_salt)
+        self.check(prompt_ids, params, cache_salt=cache_salt)
         if self.is_queue_full:
             most = self.config.max_queued_requests
             raise QueueFullError(f"{most} requests are waiting, which is max_queued_requests; try again later")
@@ -166,9 +164,9 @@ class Engine:
             max_total=min(len(prompt_ids) + params.max_tokens, self.manager.options.max_model_len),
             end_ids=ends,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            detokenizer=IncrementalDetokenizer(self.tokenizer),
-            stop=StopMatcher(params.stops),
-            priority=priority,
+            detokenizer=IncrementalDetokenizer(self.tokenizer, skip_special=params.skip_special_tokens),
+            stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
+            priority=params.priority,
             scope=CacheScope(salt=cache_salt, rope_length=self.manager.spec.rope_length(len(prompt_ids))),
         )
         self._requests[request_id] = request
@@ -343,16 +341,13 @@ class Engine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
         cache_salt: str | None = None,
     ) -> None:
         """Raises RequestError if this engine cannot take a request.
 
         The prompt is empty, holds an id that is no token, or leaves no room in the context; a parameter names an id
-        that is no token; or an argument is of the wrong type.
+        that is no token, or more log probabilities than `max_logprobs`; or an argument is of the wrong type.
         """
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError("priority", f"must be an integer, not {priority!r}")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
         if not isinstance(params, SamplingParams):
@@ -360,6 +355,7 @@ class Engine:
         if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
             raise RequestError("prompt", f"must be a list of token ids, not {type(prompt_ids).__name__}")
         params.check_vocabulary(self.manager.options.vocab_limit)
+        params.check_logprobs(self.config.max_logprobs)
         # A tokenizer may know more tokens than the model has embeddings; the device would read another one's.
         vocab_size, longest = self.manager.options.vocab_limit, self.manager.options.max_model_len
         if not prompt_ids:

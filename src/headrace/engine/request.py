@@ -72,6 +72,11 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_output(self) -> int:
+        """Generated tokens known so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
     def num_sampled(self) -> int:
         """Tokens known so far, and those that are being sampled."""
         return len(self.token_ids) + self.num_in_flight
@@ -89,19 +94,18 @@ class Request:
     def append(self, token: int) -> str:
         """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
 
-        An end token ends the request without showing in its text; a stop string is cut off with all that follows.
+        An end token, or a stop string in the text, ends the request; neither shows in the text, nor what follows, but
+        for `include_stop_str_in_output`. Within the first `min_tokens` tokens nothing does.
         """
         self.token_ids.append(token)
-        if token in self.end_ids:
+        is_end = self._may_end and token in self.end_ids
+        hidden = is_end and not self.params.include_stop_str_in_output
+        delta, stopped = self.stop.push("" if hidden else self.detokenizer.push(token), counts=self._may_end)
+        if stopped:
             self.finish_reason = "stop"
-            delta = self._flush()
-        else:
-            delta, stopped = self.stop.push(self.detokenizer.push(token))
-            if stopped:
-                self.finish_reason = "stop"
-            elif self.num_tokens >= self.max_total:
-                self.finish_reason = "length"
-                delta += self._flush()
+        elif is_end or self.num_tokens >= self.max_total:
+            self.finish_reason = "stop" if is_end else "length"
+            delta += self._flush()
         return delta
 
     def cut_off(self) -> str:
@@ -110,9 +114,14 @@ class Request:
         self.finish_reason = "abort"
         return text
 
+    @property
+    def _may_end(self) -> bool:
+        """Whether the token taken last may end the request."""
+        return self.num_output > self.params.min_tokens
+
     def _flush(self) -> str:
         """Text held back for an unfinished character or a possible stop string. The last may complete a stop too."""
-        delta, stopped = self.stop.push(self.detokenizer.finish())
+        delta, stopped = self.stop.push(self.detokenizer.finish(), counts=self._may_end)
         if stopped:
             self.finish_reason = "stop"
             return delta
