@@ -13,6 +13,19 @@ MAX_SHARED_PAGE_UPDATES = 256
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """What a row's samples may be, and what is added to their logits.
+
+    Attributes:
+        allowed: [samples, ceil(vocab / 32)] uint32; bit i of word w allows id 32 w + i. None allows all.
+        bias: ids [n] int32 and what is added to their logits [n] float32; None for nothing.
+    """
+
+    allowed: np.ndarray | None
+    bias: tuple[np.ndarray, np.ndarray] | None
+
+
+@dataclass(frozen=True)
 class ScheduledStep:
     """The rows of one step, in each rank those with a single token first, and in both the longest context first.
 
