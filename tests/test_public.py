@@ -22,6 +22,7 @@ PUBLIC = {
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",
+    "TokenLogprobs",
 }
 
 

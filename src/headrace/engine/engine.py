@@ -340,11 +340,9 @@ class Engine:
         self._counters.add(self.last_step)
 
     def _take_token(self, request: Request, token: int, scores: np.ndarray | None) -> None:
-        text, token_id, logprobs = "", None, None
+        token_id, logprobs = None, None
         if token == BAD_LOGITS:
-            request.finish_reason = "error"
-            of_rules = None if request.rules is None else request.rules.error
-            request.error = of_rules or "the model produced no finite logits; its weights may be damaged"
+            text = request.end_without_token()
         else:
             if request.slot is not None:
                 self.manager.sequences.learned(request.slot, request.num_tokens, token)

@@ -9,9 +9,11 @@ from typing import Any
 from headrace.config import EngineConfig
 from headrace.engine.prefix import CacheScope
 from headrace.engine.request import Request
+from headrace.engine.rules import TokenRules
 from headrace.errors import RequestError
 from headrace.execution.manager import ExecutionManager
 from headrace.sampling.params import SamplingParams
+from headrace.structured.compiler import GrammarCompiler
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
 from headrace.text.tokenizer import Tokenizer
@@ -23,6 +25,7 @@ class Intake:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
         self._config, self._tokenizer = config, tokenizer
         self._options, self._spec = manager.options, manager.spec
+        self._grammars = GrammarCompiler(tokenizer, manager.spec.vocab_size)
         self._seeds = random.Random(config.seed)
 
     def requests(
@@ -54,11 +57,17 @@ class Intake:
             detokenizer=IncrementalDetokenizer(self._tokenizer, skip_special=params.skip_special_tokens),
             stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
             choice=choice,
+            rules=self._rules(params),
             num_unscored=len(ids) - 1 if scored else 0,
             prompt_logprobs=[None] if scored else None,
             priority=params.priority,
             scope=scope,
         )
+
+    def _rules(self, params: SamplingParams) -> TokenRules | None:
+        outputs = params.structured_outputs
+        grammar = None if outputs is None else self._grammars.compile(outputs).start()
+        return TokenRules.of(params, self._tokenizer, self._spec.vocab_size, grammar)
 
     def kept(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
         """The part of a prompt that `truncate_prompt_tokens` keeps: the last tokens."""
@@ -86,6 +95,7 @@ class Intake:
         params.check_vocabulary(self._options.vocab_limit)
         params.check_logprobs(self._config.max_logprobs)
         self._check_prompt(prompt_ids, params)
+        self._rules(params)  # compiled grammars are kept, so `requests` finds it
 
     def _check_prompt(self, prompt_ids: Sequence[Any], params: SamplingParams) -> None:
         vocab_size, longest = self._options.vocab_limit, self._longest(params)
