@@ -402,11 +402,13 @@ class Engine:
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise RequestError("prompt", f"{token!r} is not a token id; ids are 0 … {vocab_size - 1}")
-        if len(prompt_ids) >= longest:
+        spare = min(params.max_tokens, 1)
+        if len(prompt_ids) + spare > longest:
+            room = " and must have room for at least one more" if spare else ""
             raise RequestError(
                 "prompt",
-                f"has {len(prompt_ids)} tokens, but the context holds {longest} and must have room for at least one "
-                "more; shorten it or raise max_model_len",
+                f"has {len(prompt_ids)} tokens, but the context holds {longest}{room}; shorten it or raise "
+                "max_model_len",
             )
 
 
