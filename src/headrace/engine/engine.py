@@ -256,8 +256,7 @@ class Engine:
     def _step(self) -> None:
         with self._recovery():
             if self._in_flight is not None and _waits_for_tokens(self._in_flight.schedule):
-                committed, self._in_flight = self._in_flight, None
-                self._commit(committed)
+                self._commit_in_flight()
             launched = self._launch()
             if launched is not None and not self.config.overlap:
                 self._commit(launched)
@@ -269,9 +268,12 @@ class Engine:
     def _drain(self) -> None:
         """Reads what is in flight."""
         with self._recovery():
-            committed, self._in_flight = self._in_flight, None
-            if committed is not None:
-                self._commit(committed)
+            self._commit_in_flight()
+
+    def _commit_in_flight(self) -> None:
+        committed, self._in_flight = self._in_flight, None
+        if committed is not None:
+            self._commit(committed)
 
     def _take_outputs(self) -> list[TokenOutput]:
         outputs, self._outputs = self._outputs, []

@@ -48,7 +48,7 @@ def score_prompts(
         return start + size, out.at[index].set(lines, mode="drop")
 
     out = jnp.zeros((count, 2 + 2 * max_logprobs), jnp.int32)
-    return jax.lax.while_loop(lambda carry: carry[0] < total, group, (jnp.int32(0), out))[1]  # type: ignore[no-any-return]
+    return jax.lax.while_loop(lambda carry: carry[0] < total, group, (jnp.int32(0), out))[1]
 
 
 def _targets(tokens: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:

@@ -56,7 +56,8 @@ class ScheduledStep:
     @cached_property
     def num_logits(self) -> np.ndarray:
         """[rows] int32 ≥ 1, logits rows of each row: one for each sample, and one for a row that does not sample."""
-        return np.maximum(self.samples, 1).astype(np.int32)
+        counts: np.ndarray = np.maximum(self.samples, 1).astype(np.int32)
+        return counts
 
     @cached_property
     def total_logits(self) -> int:
