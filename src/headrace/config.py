@@ -12,6 +12,7 @@ import psutil
 
 from headrace.errors import ConfigError
 from headrace.execution.manager import CompileGuard
+from headrace.execution.step import LogprobsMode
 from headrace.kernels.attention import AttentionChoice, attention_for, page_bytes
 from headrace.models.sharding import device_spec
 from headrace.models.spec import DecoderSpec
@@ -20,6 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS_DTYPES = (*DTYPES, "int8", "gguf")
 PAGE_SIZES = (8, 16, 32, 64)
 ATTENTIONS = get_args(AttentionChoice)
+LOGPROBS_MODES = get_args(LogprobsMode)
 COMPILE_GUARDS = get_args(CompileGuard)
 MAX_NUM_SEQS = 65536
 
@@ -51,13 +53,15 @@ class EngineConfig:
         min_input_pad: smallest number of requests that a step is compiled for.
         num_tokens_paddings, num_reqs_paddings: sizes that steps are compiled for; None takes powers of two.
         max_compiled_variants: most compiled steps that are kept.
+        max_logprobs: most log probabilities of likely tokens that a request may ask for at each place, ≥ 0.
+        logprobs_mode: log-probabilities of output tokens are those of the model's own distribution ("raw"), or of what
+            is drawn from, after penalties, bias, masks, temperature and filters ("processed").
         seed: of the seeds of requests that give none; None takes a fresh one.
         use_aot_forward: compile every step before serving; else each at its first use, with a warning.
         compile_guard: what happens when a step compiles something after warm-up: "off", "count" or "raise".
         debug: compare the arguments of each step with what it was compiled for, and name those that differ.
         prefix_caching: keep the keys and values of what was computed, for later prompts that begin the same.
         max_queued_requests: most requests that may wait to run; None sets no limit.
-        max_logprobs: most log probabilities that a request may ask for at each place.
         overlap: give the device its next step before reading the tokens of the last.
         tensor_parallel: devices that share one copy of the model: its heads, MLP, vocabulary and KV pages.
         data_parallel: copies of the model, each with requests and KV pages of its own.
@@ -81,13 +85,14 @@ class EngineConfig:
     num_tokens_paddings: Sequence[int] | None = None
     num_reqs_paddings: Sequence[int] | None = None
     max_compiled_variants: int = 64
+    max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw"
     seed: int | None = None
     use_aot_forward: bool = True
     compile_guard: CompileGuard = "count"
     debug: bool = False
     prefix_caching: bool = True
     max_queued_requests: int | None = None
-    max_logprobs: int = 20
     overlap: bool = True
     tensor_parallel: int = 1
     data_parallel: int = 1
@@ -107,6 +112,8 @@ class EngineConfig:
             raise ConfigError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
         if self.compile_guard not in COMPILE_GUARDS:
             raise ConfigError(f"compile_guard: {self.compile_guard!r} is not one of {', '.join(COMPILE_GUARDS)}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ConfigError(f"logprobs_mode: {self.logprobs_mode!r} is not one of {', '.join(LOGPROBS_MODES)}")
         for name in ("use_aot_forward", "debug", "prefix_caching", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: must be true or false, not {getattr(self, name)!r}")

@@ -59,3 +59,31 @@ def _first(weights: np.ndarray, count: int) -> np.ndarray:
     kept = np.zeros(len(weights))
     kept[order] = weights[order]
     return kept
+
+
+def penalised(
+    logits: np.ndarray, prompt: list[int], output: list[int], repetition: float, presence: float, frequency: float
+) -> np.ndarray:
+    """Logits [vocab] after the repetition penalty, as transformers applies it, and the two of the OpenAI API."""
+    out = logits.astype(np.float64)
+    for token in set(prompt + output):
+        out[token] = out[token] / repetition if out[token] > 0 else out[token] * repetition
+    for token in set(output):
+        out[token] -= presence + frequency * output.count(token)
+    return out
+
+
+def constrained(logits: np.ndarray, bias: dict[int, float], allowed: set[int] | None) -> np.ndarray:
+    """Logits [vocab] plus biases, −inf where an id is not allowed."""
+    out = logits.astype(np.float64)
+    for token, value in bias.items():
+        out[token] += value
+    if allowed is not None:
+        out[[token for token in range(len(out)) if token not in allowed]] = -np.inf
+    return out
+
+
+def logprobs(logits: np.ndarray) -> np.ndarray:
+    """Log-softmax [vocab]; −inf stays −inf."""
+    shifted = logits.astype(np.float64) - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())

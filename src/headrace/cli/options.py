@@ -31,6 +31,7 @@ ENGINE = {
     "prefix_caching": (bool, "Reuse what was computed for prompts that begin the same."),
     "max_queued_requests": (int, "Most requests that may wait to run."),
     "max_logprobs": (int, "Most log probabilities that a request may ask for at each place."),
+    "logprobs_mode": (str, "Log probabilities of the model (raw), or of what is drawn from (processed)."),
     "overlap": (bool, "Give the device its next step before reading the tokens of the last."),
     "tensor_parallel": (int, "Devices that share one copy of the model."),
     "data_parallel": (int, "Copies of the model, each with requests of its own."),

@@ -132,6 +132,8 @@ def _manager(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         vocab_limit=min(tokenizer.vocab_size, checkpoint.spec.vocab_size),
+        max_logprobs=config.max_logprobs,
+        logprobs_mode=config.logprobs_mode,
         attention=config.attention,
         min_input_pad=config.min_input_pad,
         max_compiled_variants=config.max_compiled_variants,

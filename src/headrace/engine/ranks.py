@@ -101,4 +101,11 @@ def _joined(steps: Sequence[ScheduledStep]) -> ScheduledStep:
         np.concatenate([getattr(step, name) for step in steps])
         for name in ("slots", "num_computed", "num_tokens", "samples")
     )
-    return ScheduledStep(slots, computed, counts, samples, [update for step in steps for update in step.page_updates])
+    updates = [update for step in steps for update in step.page_updates]
+    scores = None
+    if any(step.scores_prompt is not None for step in steps):
+        none = [np.zeros(len(step.slots), bool) for step in steps]
+        scores = np.concatenate(
+            [step.scores_prompt if step.scores_prompt is not None else no for step, no in zip(steps, none, strict=True)]
+        )
+    return ScheduledStep(slots, computed, counts, samples, updates, scores)

@@ -146,7 +146,8 @@ class Scheduler:
         ):
             request.num_computed += count
             request.num_in_flight += samples
-        self._sequences.launched(step.slots[step.samples], (step.num_computed + step.num_tokens)[step.samples])
+        samples = step.samples > 0
+        self._sequences.launched(step.slots[samples], (step.num_computed + step.num_tokens)[samples])
 
     def preempt_all(self) -> None:
         """Sends every running request back to wait, so that all its keys and values are computed anew, and forgets what
@@ -183,14 +184,21 @@ class Scheduler:
             self.waiting.remove(request)
             insort(self.running, request, key=_order)
             request.slot = self._free_slots.pop()
-            self._sequences.load(request.slot, request.token_ids, request.num_prompt, request.params, request.seed)
+            self._load(request)
             if plan.tell_shared(request, self._computed_pages(request)):
                 plan.add(request)
                 self._register(request, request.num_computed + plan.chosen[request])
 
+    def _load(self, request: Request) -> None:
+        assert request.slot is not None
+        ids, prompt, choice = request.token_ids, request.num_prompt, request.choice
+        self._sequences.load(request.slot, ids, prompt, request.params, request.seed, choice)
+
     def _take_pages(self, request: Request) -> bool:
         """Gives a waiting request its pages, shared ones first; False, and nothing is taken, when there are too few."""
         found = self._prefix.match(request.scope, request.token_ids)
+        if request.num_unscored:  # their scores come from computing the tokens before them
+            found = found[: (request.num_prompt - request.num_unscored - 1) // self._pool.page_size]
         shared = [node.page for node in found]
         self._pool.reference(shared)  # first, lest they be evicted for the others
         wanted = self._pool.pages_for(request.max_total if request.was_preempted else request.num_tokens) - len(shared)
@@ -242,10 +250,13 @@ class Scheduler:
         counts = np.array([chosen[r] for r in requests], np.int32)
         computed = np.array([r.num_computed for r in requests], np.int32)
         sampled = np.array([r.num_sampled for r in requests], np.int32)
+        room = np.array([r.max_total for r in requests], np.int32)
+        samples = ((computed + counts == sampled) & (sampled < room)).astype(np.int32)
+        scores = np.array([r.num_unscored > 0 for r in requests]) if any(r.num_unscored for r in requests) else None
         slots = np.array([r.slot for r in requests], np.int32)
         updates = [update for r in requests for update in self._new_pages(r, r.num_computed + chosen[r])]
         updates += plan.shared_updates
-        return Schedule(requests, ScheduledStep(slots, computed, counts, computed + counts == sampled, updates))
+        return Schedule(requests, ScheduledStep(slots, computed, counts, samples, updates, scores))
 
     def _new_pages(self, request: Request, num_tokens: int) -> list[tuple[int, int, int]]:
         """(slot, index, page) of the pages up to so many tokens that the device has not been told of."""

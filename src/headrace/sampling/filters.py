@@ -36,7 +36,7 @@ def keep_top_k_top_p(likelihood: jax.Array, k: jax.Array, p: jax.Array) -> jax.A
     def one_filter(stage: jax.Array, kept: jax.Array) -> jax.Array:
         by_count = stage == 0
         weights = jnp.where(by_count, 1.0, kept)
-        goal = jnp.where(by_count, k.astype(jnp.float32), p * _total(weights))
+        goal = jnp.where(by_count, k.astype(jnp.float32), p * total(weights))
         goal = jnp.maximum(goal, np.finfo(np.float32).tiny)  # a goal of 0, from a tiny p, nothing would reach for
         on = jnp.where(by_count, k_on, p_on)
         return jnp.where(on[:, None], _keep_most_likely(kept, weights, goal), kept)
@@ -51,7 +51,8 @@ def keep_min_p(likelihood: jax.Array, p: jax.Array) -> jax.Array:
     return jnp.where(likelihood >= p[:, None] * likelihood.max(-1, keepdims=True), likelihood, 0.0)
 
 
-def _total(x: jax.Array) -> jax.Array:
+def total(x: jax.Array) -> jax.Array:
+    """Sums [rows] of x [rows, n]; a row's bits do not depend on the others."""
     return row_sum(block_sums(x))
 
 
@@ -61,20 +62,20 @@ def _keep_most_likely(likelihood: jax.Array, weights: jax.Array, goal: jax.Array
     bits = jax.lax.bitcast_convert_type(likelihood, jnp.uint32)  # ordered like the floats, which are not negative
 
     def reaches(edge: jax.Array) -> jax.Array:
-        return _total(jnp.where(bits >= edge[:, None], weights, 0.0)) >= goal
+        return total(jnp.where(bits >= edge[:, None], weights, 0.0)) >= goal
 
     edge = largest(31, rows, reaches)[:, None]
     above, tied, column = bits > edge, bits == edge, jnp.arange(n, dtype=jnp.uint32)
-    missing = goal - _total(jnp.where(above, weights, 0.0))
+    missing = goal - total(jnp.where(above, weights, 0.0))
 
     def falls_short(end: jax.Array) -> jax.Array:
-        return _total(jnp.where(tied & (column < end[:, None]), weights, 0.0)) < missing
+        return total(jnp.where(tied & (column < end[:, None]), weights, 0.0)) < missing
 
     def first_ties() -> jax.Array:
         # The columns before `end` fall short; the tied one at `end` reaches the goal.
         return tied & (column <= largest(n.bit_length(), rows, falls_short)[:, None])
 
     # Counted in float32 like the weights, which is exact: XLA:CPU cuts a long sum of integers into many kernels.
-    several = _total(tied.astype(jnp.float32)) > 1
+    several = total(tied.astype(jnp.float32)) > 1
     tied = jax.lax.cond(several.any(), first_ties, lambda: tied)
     return jnp.where(above | tied, likelihood, 0.0)

@@ -1,5 +1,5 @@
-"""Limits of what a request may ask for that the device's arrays are made for. No JAX here."""
+"""Bounds that the host and the compiled step share. No JAX here."""
 
 from __future__ import annotations
 
-MAX_LOGIT_BIAS = 1024
+MAX_LOGIT_BIAS = 1024  # entries of a request's logit_bias; each row of constraints has room for so many

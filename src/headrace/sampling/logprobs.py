@@ -1,0 +1,44 @@
+"""Log-probabilities of chosen and of most likely tokens, on the device, packed for the way to the host."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from headrace.sampling.filters import total
+
+
+def scores(logits: jax.Array, tokens: jax.Array, wanted: jax.Array, max_top: int) -> jax.Array:
+    """What `scores.token_logprobs` reads: [rows, 2 + 2 * max_top] int32.
+
+    The columns are: bits of the token's log-probability (float32); its rank, 1 + how many ids have a larger logit; the
+    most likely ids, ties by id; the bits of their log-probabilities. −inf says that a token has no probability.
+
+    Args:
+        logits: [rows, vocab] float32.
+        tokens: [rows] int32.
+        wanted: [rows] bool; if it is true of no row, nothing is computed and all columns are 0. The columns of other
+            rows have no meaning.
+        max_top: most likely ids to list; static.
+    """
+    top = min(max_top, logits.shape[1])
+
+    def scored() -> jax.Array:
+        peak = logits.max(-1, keepdims=True)
+        log_sum = jnp.log(total(jnp.exp(logits - peak)))[:, None]
+        token = jnp.maximum(tokens, 0)[:, None]
+        logit = jnp.take_along_axis(logits, token, axis=1, mode="clip")
+        rank = 1 + total((logits > logit).astype(jnp.float32)).astype(jnp.int32)  # exact up to 2**24 tokens
+        values, ids = jax.lax.top_k(logits, top)
+        missing = ((0, 0), (0, max_top - top))
+        ids = jnp.pad(ids, missing)
+        values = jnp.pad(values - peak - log_sum, missing, constant_values=-jnp.inf)
+        return jnp.concatenate([_bits(logit - peak - log_sum), rank[:, None], ids, _bits(values)], axis=1)
+
+    nothing = jnp.zeros((len(logits), 2 + 2 * max_top), jnp.int32)
+    result: jax.Array = jax.lax.cond(wanted.any(), scored, lambda: nothing)
+    return result
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.int32)
