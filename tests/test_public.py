@@ -13,6 +13,7 @@ import headrace
 
 PUBLIC = {
     "LLM",
+    "CompletionOutput",
     "ConfigError",
     "EngineConfig",
     "HeadraceError",
@@ -21,6 +22,7 @@ PUBLIC = {
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",
+    "TokenLogprobs",
 }
 
 

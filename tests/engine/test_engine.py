@@ -216,7 +216,7 @@ def test_a_full_queue_refuses_and_takes_again(tiny_folder: Path) -> None:
     engine = tiny_engine(tiny_folder, config={"max_queued_requests": 2}, **SMALL)
     for name in "ab":
         engine.add(name, [5] * 4, GREEDY)
-    with pytest.raises(QueueFullError, match="2 requests are waiting, which is max_queued_requests"):
+    with pytest.raises(QueueFullError, match="2 requests are waiting, and max_queued_requests is 2"):
         engine.add("c", [5] * 4, GREEDY)
     engine.step()
     for name in "cd":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,8 +11,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from headrace.config import EngineConfig
+from headrace.engine.intake import Intake
 from headrace.engine.pages import PagePool
-from headrace.engine.prefix import CacheScope, PrefixCache
+from headrace.engine.prefix import PrefixCache
 from headrace.engine.ranks import RankedScheduler
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.scheduler import Schedule, Scheduler
@@ -25,8 +25,6 @@ from headrace.execution.step import StepResult
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
-from headrace.text.detokenizer import IncrementalDetokenizer
-from headrace.text.stop import StopMatcher
 from headrace.text.tokenizer import Tokenizer
 
 PauseMode = Literal["wait", "abort", "keep"]
@@ -45,7 +43,8 @@ class TokenOutput:
         num_cached_tokens: tokens of the prompt that were found in the prefix cache.
         index: which of the request's choices.
         logprobs: of the token, where they are asked for.
-        prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output.
+        prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output of
+            choice 0.
     """
 
     request_id: str
@@ -94,8 +93,8 @@ class Engine:
         ]
         self.scheduler: Scheduler | RankedScheduler = ranks[0] if len(ranks) == 1 else RankedScheduler(ranks)
         self.is_paused = False
-        self._requests: dict[str, Request] = {}
-        self._seeds = random.Random(config.seed)
+        self._intake = Intake(config, tokenizer, manager)
+        self._requests: dict[str, list[Request]] = {}  # the choices that have not ended
         self._in_flight: _Launched | None = None
         self._outputs: list[TokenOutput] = []  # committed and not yet returned: what a failed step leaves is not lost
         self.last_step: StepMetrics | None = None
@@ -132,11 +131,10 @@ class Engine:
         """Whether any request is waiting or running, or something of one is still to be returned."""
         return bool(self._requests or self._outputs)
 
-    @property
-    def is_queue_full(self) -> bool:
-        """Whether `add` would refuse a request because so many wait."""
+    def has_room(self, params: SamplingParams) -> bool:
+        """Whether as many more requests may wait as this one has choices."""
         most = self.config.max_queued_requests
-        return most is not None and len(self.scheduler.waiting) >= most
+        return most is None or len(self.scheduler.waiting) + params.n <= most
 
     def has_request(self, request_id: str) -> bool:
         """Whether a request is waiting or running, or something of it is still to be returned."""
@@ -150,48 +148,32 @@ class Engine:
         *,
         cache_salt: str | None = None,
     ) -> None:
-        """Queues a request.
+        """Queues a request; each of its `n` choices waits and runs by itself.
 
         Args:
             cache_salt: requests share cached prefixes only with those of the same salt.
 
         Raises:
             RequestError: what `check` refuses, or the request id is in use.
-            QueueFullError: `max_queued_requests` are waiting. Nothing is queued in either case.
+            QueueFullError: with it more than `max_queued_requests` would wait. Nothing is queued in either case.
         """
         if not isinstance(request_id, str):
             raise RequestError("request_id", f"must be a text, not {request_id!r}")
         if self.has_request(request_id):
             raise RequestError("request_id", f"{request_id!r} is in use")
-        self.check(prompt_ids, params, cache_salt=cache_salt)
-        if self.is_queue_full:
-            most = self.config.max_queued_requests
-            raise QueueFullError(f"{most} requests are waiting, which is max_queued_requests; try again later")
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
-        request = Request(
-            request_id=request_id,
-            token_ids=list(prompt_ids),
-            num_prompt=len(prompt_ids),
-            params=params,
-            max_total=min(len(prompt_ids) + params.max_tokens, self.manager.options.max_model_len),
-            end_ids=ends,
-            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            detokenizer=IncrementalDetokenizer(self.tokenizer, skip_special=params.skip_special_tokens),
-            stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
-            num_unscored=0 if params.num_prompt_logprobs is None else len(prompt_ids) - 1,
-            prompt_logprobs=None if params.num_prompt_logprobs is None else [None],
-            priority=params.priority,
-            scope=CacheScope(salt=cache_salt, rope_length=self.manager.spec.rope_length(len(prompt_ids))),
-        )
-        self._requests[request_id] = request
-        self.scheduler.add(request)
+        requests = self._intake.requests(request_id, prompt_ids, params, cache_salt)
+        if not self.has_room(params):
+            waiting, most = len(self.scheduler.waiting), self.config.max_queued_requests
+            raise QueueFullError(f"{waiting} requests are waiting, and max_queued_requests is {most}; try again later")
+        self._requests[request_id] = requests
+        for request in requests:
+            self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request now, frees what it holds and drops what was not yet returned of it; an id that is not in the
-        engine is ignored."""
+        """Ends a request now with all its choices, frees what it holds and drops what was not yet returned of it; an
+        id that is not in the engine is ignored."""
         self._outputs = [output for output in self._outputs if output.request_id != request_id]
-        request = self._requests.pop(request_id, None)
-        if request is not None:
+        for request in self._requests.pop(request_id, []):
             request.finish_reason = "abort"
             self.scheduler.remove(request)
 
@@ -228,13 +210,13 @@ class Engine:
             raise ValueError(f"mode: {mode!r} is not one of {', '.join(get_args(PauseMode))}")
         self._drain()
         if mode == "abort":
-            for request in [*self._requests.values()]:
+            for request in self._unfinished:
                 self._outputs.append(_output(request, None, request.cut_off()))
                 self._end(request)
         elif mode == "wait":
             self.scheduler.admits_new = False
             try:
-                while any(request.num_cached is not None for request in self._requests.values()):
+                while any(request.num_cached is not None for request in self._unfinished):
                     self._step()
             finally:
                 self.scheduler.admits_new = True
@@ -269,6 +251,10 @@ class Engine:
     def _forget_prefixes(self) -> None:
         for prefix in self.prefixes:
             prefix.reset()
+
+    @property
+    def _unfinished(self) -> list[Request]:
+        return [request for choices in self._requests.values() for request in choices]
 
     def _step(self) -> None:
         with self._recovery():
@@ -376,11 +362,9 @@ class Engine:
         return right
 
     def _take_token(self, request: Request, token: int, scores: np.ndarray | None) -> None:
-        text, token_id, logprobs = "", None, None
+        token_id, logprobs = None, None
         if token == BAD_LOGITS:
-            request.finish_reason = "error"
-            of_rules = None if request.rules is None else request.rules.error
-            request.error = of_rules or "the model produced no finite logits; its weights may be damaged"
+            text = request.end_without_token()
         else:
             if request.slot is not None:
                 self.manager.sequences.learned(request.slot, request.num_tokens, token)
@@ -392,7 +376,10 @@ class Engine:
             self._end(request)
 
     def _end(self, request: Request) -> None:
-        del self._requests[request.request_id]
+        choices = self._requests[request.request_id]
+        choices.remove(request)
+        if not choices:
+            del self._requests[request.request_id]
         self.scheduler.remove(request)
 
     def check(
@@ -407,29 +394,11 @@ class Engine:
         The prompt is empty, holds an id that is no token, or leaves no room in the context; a parameter names an id
         that is no token, or more log probabilities than `max_logprobs`; or an argument is of the wrong type.
         """
-        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
-        if not isinstance(params, SamplingParams):
-            raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
-        if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
-            raise RequestError("prompt", f"must be a list of token ids, not {type(prompt_ids).__name__}")
-        params.check_vocabulary(self.manager.options.vocab_limit)
-        params.check_logprobs(self.config.max_logprobs)
-        # A tokenizer may know more tokens than the model has embeddings; the device would read another one's.
-        vocab_size, longest = self.manager.options.vocab_limit, self.manager.options.max_model_len
-        if not prompt_ids:
-            raise RequestError("prompt", "is empty; it must have at least one token")
-        for token in prompt_ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise RequestError("prompt", f"{token!r} is not a token id; ids are 0 … {vocab_size - 1}")
-        spare = min(params.max_tokens, 1)
-        if len(prompt_ids) + spare > longest:
-            room = " and must have room for at least one more" if spare else ""
-            raise RequestError(
-                "prompt",
-                f"has {len(prompt_ids)} tokens, but the context holds {longest}{room}; shorten it or raise "
-                "max_model_len",
-            )
+        self._intake.check(prompt_ids, params, cache_salt)
+
+    def kept_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The part of a prompt that `truncate_prompt_tokens` keeps: its last tokens."""
+        return self._intake.kept(prompt_ids, params)
 
 
 def _waits_for_tokens(schedule: Schedule) -> bool:
@@ -451,7 +420,7 @@ def _constrain(schedule: Schedule) -> None:
 
 def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLogprobs | None = None) -> TokenOutput:
     cached = request.num_cached or 0
-    prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+    scored, request.prompt_logprobs = request.prompt_logprobs, None
     return TokenOutput(
         request.request_id,
         token_id,
@@ -461,5 +430,5 @@ def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLo
         cached,
         request.choice,
         logprobs,
-        prompt_logprobs,
+        None if request.num_unscored else scored,  # of a request that was aborted not all may be known
     )

@@ -111,19 +111,37 @@ class Request:
     def append(self, token: int) -> str:
         """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
 
-        An end token, or a stop string in the text, ends the request; neither shows in the text, nor what follows, but
-        for `include_stop_str_in_output`. Within the first `min_tokens` tokens nothing does.
+        An end token, a stop string in the text or a complete structure ends the request; the first two do not show in
+        the text, but for `include_stop_str_in_output`, nor does what follows. Within the first `min_tokens` tokens no
+        end token or stop string does.
         """
         self.token_ids.append(token)
+        if self.rules is not None:
+            self.rules.accept(token)
         is_end = self._may_end and token in self.end_ids
         hidden = is_end and not self.params.include_stop_str_in_output
         delta, stopped = self.stop.push("" if hidden else self.detokenizer.push(token), counts=self._may_end)
         if stopped:
             self.finish_reason = "stop"
-        elif is_end or self.num_tokens >= self.max_total:
-            self.finish_reason = "stop" if is_end else "length"
-            delta += self._flush()
+        elif is_end or (self.rules is not None and self.rules.is_complete):
+            delta += self._end("stop")
+        elif self.rules is not None and self.rules.error is not None:
+            self.error = self.rules.error
+            delta += self._end("error")
+        elif self.num_tokens >= self.max_total:
+            delta += self._end("length")
         return delta
+
+    def end_without_token(self) -> str:
+        """Ends the request where no token could be sampled, and returns the text that was held back.
+
+        That is its end if the structure is complete, and an error if the rules, or the model, left nothing.
+        """
+        if self.rules is not None and self.rules.is_complete:
+            return self._end("stop")
+        of_rules = None if self.rules is None else self.rules.error
+        self.error = of_rules or "the model produced no finite logits; its weights may be damaged"
+        return self._end("error")
 
     def take_prompt_scores(self, start: int, scores: np.ndarray) -> None:
         """Takes the log-probabilities [tokens, …] of the prompt tokens after those from position `start` on, see
@@ -140,19 +158,20 @@ class Request:
 
     def cut_off(self) -> str:
         """Ends the request as aborted and returns the text that was held back."""
-        text = self._flush()
-        self.finish_reason = "abort"
-        return text
+        return self._end("abort")
 
     @property
     def _may_end(self) -> bool:
         """Whether the token taken last may end the request."""
         return self.num_output > self.params.min_tokens
 
-    def _flush(self) -> str:
-        """Text held back for an unfinished character or a possible stop string. The last may complete a stop too."""
+    def _end(self, reason: FinishReason) -> str:
+        """Ends the request; text held back for an unfinished character or a possible stop string. The character may
+        complete a stop string."""
+        self.finish_reason = reason
         delta, stopped = self.stop.push(self.detokenizer.finish(), counts=self._may_end)
-        if stopped:
+        if not stopped:
+            return delta + self.stop.finish()
+        if reason == "length":
             self.finish_reason = "stop"
-            return delta
-        return delta + self.stop.finish()
+        return delta
