@@ -65,7 +65,7 @@ class PaperManager:
             max_num_batched_tokens=budget,
             vocab_limit=256,
         )
-        self.spec = SimpleNamespace(rope_length=lambda prompt: 0)
+        self.spec = SimpleNamespace(rope_length=lambda prompt: 0, vocab_size=256)
         self.transfers = SimpleNamespace(counts=TransferCounts())
         self.sequences = SequenceTable(seqs, length)
         self.most_logits = 0

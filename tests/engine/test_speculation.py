@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.paper import ALPHABET, continuation, paper_engine
+from headrace.engine.engine import TokenOutput
 from headrace.engine.speculation import in_turns, num_right
 from headrace.sampling.params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
-from tiny import check_pages, run, tokens
+from tiny import SMALL, SOLO, check_pages, run, tiny_engine, tokens
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +117,74 @@ def test_random_load(tokenizer: Tokenizer, seed: int) -> None:
     assert metrics.prefix_hit_tokens > 0
     assert engine.pool.num_evictions > 0
     assert 0 < metrics.counters.accepted_tokens < metrics.counters.drafted_tokens
+
+
+def mixed_params(rng: random.Random, tokenizer: Tokenizer) -> SamplingParams:
+    """Every parameter now and then; few tokens to choose from, so that guesses are often right and often not."""
+    few = rng.choice([(65, 66), (65, 66), (65, 66, 67), None])
+    max_tokens = rng.choice([1, 2, 3, 20, 40])
+    return SamplingParams(
+        n=rng.choice([1, 1, 2]),
+        max_tokens=max_tokens,
+        min_tokens=rng.choice([0, max_tokens // 2]),
+        temperature=rng.choice([0.0, 0.0, 0.3, 1.0]),
+        top_k=rng.choice([0, 1, 5]),
+        top_p=rng.choice([1.0, 0.9]),
+        repetition_penalty=rng.choice([1.0, 0.5, 1.2]),
+        presence_penalty=rng.choice([0.0, -1.0, 0.5]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.3]),
+        logit_bias=rng.choice([None, {65: 1.5, 66: 1.0}]),
+        allowed_token_ids=few,
+        bad_words=rng.choice([[], [], [tokenizer.decode([67, 65])]]),
+        stop=rng.choice([[], [], [tokenizer.decode([65, 65, 66])]]),
+        stop_token_ids=rng.choice([[], [], [67]]),
+        ignore_eos=True,
+        seed=rng.getrandbits(63),
+        logprobs=rng.choice([None, 0, 3]),
+        prompt_logprobs=rng.choice([None, None, 1]),
+    )
+
+
+def by_choice(outputs: list[TokenOutput]) -> dict[int, list[TokenOutput]]:
+    """What each choice of a request got, without what depends on its company."""
+    choices: dict[int, list[TokenOutput]] = {}
+    for output in outputs:
+        choices.setdefault(output.index, []).append(replace(output, request_id="", num_cached_tokens=0))
+    return choices
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama3", "float32"), ("gemma3", "bfloat16")])
+def test_the_same_bits_as_without(tiny_folder: Path, tokenizer: Tokenizer, name: str, dtype: str) -> None:
+    """Tokens, texts and log-probabilities of requests of all kinds in any company, beside those of each alone."""
+    rng = random.Random(7)
+    heads = [rng.choices((65, 66, 67), k=20) for _ in range(2)]
+    cases = [([*rng.choice(heads), *rng.choices((65, 66, 67), k=i)], mixed_params(rng, tokenizer)) for i in range(40)]
+    solo = tiny_engine(tiny_folder, name, config={"prefix_caching": False}, **{**SOLO, "dtype": dtype})
+    expected = [by_choice(run(solo, [case])[0]) for case in cases]
+
+    geometry = {**SMALL, "dtype": dtype, "num_pages": 8, "max_num_seqs": 8, "min_input_pad": 8}
+    engine = tiny_engine(tiny_folder, name, config={"speculative_tokens": 5}, **geometry)
+    got: list[list[TokenOutput]] = [[] for _ in cases]
+    waiting, aborted = list(range(len(cases))), set()
+    while waiting or engine.has_unfinished:
+        if waiting and rng.random() < 0.15:
+            i = waiting.pop()
+            engine.add(str(i), *cases[i])
+        if rng.random() < 0.01 and engine.scheduler.running:
+            victim = rng.choice(engine.scheduler.running).request_id
+            engine.abort(victim)
+            aborted.add(int(victim))
+        for output in engine.step():
+            got[int(output.request_id)].append(output)
+        check_pages(engine)
+    for i, outputs in enumerate(map(by_choice, got)):
+        for choice, its_outputs in outputs.items():
+            whole = len(its_outputs) if i in aborted else None
+            assert its_outputs == expected[i][choice][:whole], f"case {i}: {cases[i]}"
+        assert i in aborted or outputs.keys() == expected[i].keys()
+    metrics = engine.metrics
+    assert metrics.compilations == 0
+    assert metrics.preemptions > 0
+    assert metrics.prefix_hit_tokens > 0
+    assert 50 < metrics.counters.accepted_tokens < metrics.counters.drafted_tokens - 50
+    assert metrics.acceptance_rate == metrics.counters.accepted_tokens / metrics.counters.drafted_tokens
