@@ -153,7 +153,10 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> l
 def _mask(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     """One bit for each id, [ceil(vocab_size / 32)] uint32; ids from `vocab_size` on are left out."""
     bits = np.zeros(-(-vocab_size // 32) * 32, bool)
-    bits[[id for id in ids if id < vocab_size]] = True
+    if isinstance(ids, range):
+        bits[ids.start : min(ids.stop, vocab_size)] = True  # all at once: there may be as many as the model has
+    else:
+        bits[[id for id in ids if id < vocab_size]] = True
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 

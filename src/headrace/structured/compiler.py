@@ -30,18 +30,18 @@ class Grammar:
     Attributes:
         matcher: at its start; never advanced.
         first_mask: what an output may begin with, see `GrammarState.mask`.
-        is_accepting: whether the empty output matches.
+        vocab_size: of the model.
         executor: who computes the masks.
     """
 
     matcher: LLMatcher
     first_mask: np.ndarray
-    is_accepting: bool
+    vocab_size: int
     executor: Executor
 
     def start(self) -> GrammarState:
         """The beginning of an output."""
-        return GrammarState(self.matcher.deep_copy(), self.first_mask, self.is_accepting, self.executor)
+        return GrammarState(self.matcher.deep_copy(), self.first_mask, self.vocab_size, self.executor)
 
 
 class GrammarCompiler:
@@ -53,8 +53,7 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._model = tokenizer, vocab_size
-        self._num_words = -(-vocab_size // 32)
+        self._model, self._vocab_size = tokenizer, vocab_size
         self._lock, self._tokenizer_lock = Lock(), Lock()
         self._tokenizer: LLTokenizer | None = None
         self._trial = GrammarTrial()
@@ -92,15 +91,15 @@ class GrammarCompiler:
         if (refusal := self._trial.refusal(text)) is not None:
             raise RequestError(field, first_line(refusal))
         matcher = LLMatcher(self._known_tokenizer(), text, log_level=0, limits=LIMITS)
-        mask = compute_mask(matcher, self._num_words)
+        mask = compute_mask(matcher, self._vocab_size)
         if matcher.is_error():
             raise RequestError(field, first_line(matcher.get_error()))
         if not mask.any():
             raise RequestError(field, "matches no text that the model's tokens can write")
-        return Grammar(matcher, mask, matcher.is_accepting(), self._executor)
+        return Grammar(matcher, mask, self._vocab_size, self._executor)
 
     def _known_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = grammar_tokenizer(*self._model)
+                self._tokenizer = grammar_tokenizer(self._model, self._vocab_size)
             return self._tokenizer

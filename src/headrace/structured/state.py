@@ -19,18 +19,18 @@ class GrammarState:
         error: what failed; the output cannot go on.
     """
 
-    def __init__(self, matcher: LLMatcher, first_mask: np.ndarray, is_accepting: bool, executor: Executor) -> None:
+    def __init__(self, matcher: LLMatcher, first_mask: np.ndarray, vocab_size: int, executor: Executor) -> None:
         """The beginning of an output.
 
         Args:
             matcher: at its start; it is this object's own.
             first_mask: what may come first; see `mask`.
-            is_accepting: whether the empty output matches.
+            vocab_size: of the model.
             executor: who computes masks.
         """
-        self._matcher, self._executor = matcher, executor
+        self._matcher, self._vocab_size, self._executor = matcher, vocab_size, executor
         self._mask: np.ndarray | Future[np.ndarray] = first_mask
-        self.is_accepting, self.is_stopped = is_accepting, False
+        self.is_accepting, self.is_stopped = matcher.is_accepting(), False
         self.error: str | None = None
 
     def mask(self) -> np.ndarray:
@@ -39,8 +39,9 @@ class GrammarState:
         The model's end tokens are in it where the output so far matches. After an error nothing is.
         """
         if isinstance(self._mask, Future):
-            self._mask = self._mask.result()
+            mask = self._mask.result()
             self._look_for_errors()
+            self._mask = mask if self.error is None else np.zeros_like(mask)
         return self._mask
 
     def accept(self, token_id: int) -> None:
@@ -53,7 +54,7 @@ class GrammarState:
         self.is_accepting = self._matcher.is_accepting()
         self.is_stopped = self.error is None and self._matcher.is_stopped()
         if self.error is None and not self.is_stopped:
-            self._mask = self._executor.submit(compute_mask, self._matcher, len(mask))
+            self._mask = self._executor.submit(compute_mask, self._matcher, self._vocab_size)
         else:
             self._mask = np.zeros_like(mask)
 
@@ -62,12 +63,12 @@ class GrammarState:
             self.error = f"the grammar failed: {first_line(self._matcher.get_error())}"
 
 
-def compute_mask(matcher: LLMatcher, num_words: int) -> np.ndarray:
-    """What may come next in a matcher, in so many words. llguidance lets other threads run meanwhile."""
-    # One bit more than the vocabulary has, see `grammar_tokenizer`, for which a word may have to be added.
-    mask = np.zeros(num_words + 1, np.uint32)
+def compute_mask(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
+    """What may come next in a matcher of `grammar_tokenizer`. llguidance lets other threads run meanwhile."""
+    mask = np.zeros(vocab_size // 32 + 1, np.uint32)
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    return mask[:num_words]
+    mask[-1] &= (1 << vocab_size % 32) - 1  # the matcher knows one id more
+    return mask[: -(-vocab_size // 32)]
 
 
 def first_line(error: str, most: int = 300) -> str:
