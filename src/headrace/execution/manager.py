@@ -301,6 +301,10 @@ class ExecutionManager:
             self._compiled.put(bucket, executable)
         return bucket, executable
 
+    def bucket_for(self, num_tokens: int, num_logits: int) -> Bucket:
+        """The bucket (tokens, logits rows) of a step that has so many of both; StepError if none is large enough."""
+        return select_bucket(self._batches, num_tokens, num_logits)
+
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
         """Waits for a step and fetches the tokens [logits rows] int32 of its rows; see `StepResult.tokens`."""
         return self._read(result.tokens, step, step.num_logits)
