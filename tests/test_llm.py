@@ -16,7 +16,7 @@ import pytest
 import golden
 from headrace import LLM, ConfigError, HeadraceError, ModelError, RequestError, SamplingParams
 from headrace.engine.engine import Engine
-from headrace.outputs import RequestOutput
+from headrace.outputs import CompletionOutput, RequestOutput
 from tiny import FailsOnce, write_model
 
 TEMPLATE = (
@@ -57,10 +57,18 @@ def test_the_answer_is_the_references(llm: LLM) -> None:
     assert output == RequestOutput(
         prompt=None,
         prompt_token_ids=GOLDEN.prompts[0],
-        text=llm.tokenizer.decode(GOLDEN.continuations[0]),
-        token_ids=GOLDEN.continuations[0],
-        finish_reason="length",
+        outputs=[
+            CompletionOutput(
+                index=0,
+                text=llm.tokenizer.decode(GOLDEN.continuations[0]),
+                token_ids=GOLDEN.continuations[0],
+                finish_reason="length",
+            )
+        ],
     )
+    first = output.outputs[0]
+    assert (output.text, output.token_ids, output.finish_reason) == (first.text, first.token_ids, first.finish_reason)
+    assert (output.logprobs, output.error) == (None, None)
     assert (output.num_prompt_tokens, output.num_output_tokens) == (5, 24)
 
 

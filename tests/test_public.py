@@ -13,6 +13,7 @@ import headrace
 
 PUBLIC = {
     "LLM",
+    "CompletionOutput",
     "ConfigError",
     "EngineConfig",
     "HeadraceError",
@@ -20,6 +21,8 @@ PUBLIC = {
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
+    "TokenLogprobs",
 }
 
 

@@ -23,7 +23,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these tiny checkpoints")
-    parser.add_argument("--smollm2", type=Path, metavar="GGUF", help="only write smollm2.json, from this file")
+    parser.add_argument("--smollm2", type=Path, metavar="GGUF", help="only write smollm2*.json, from this file")
     parser.add_argument("--gemma3", type=Path, metavar="GGUF", help="only write gemma3_270m.json, from this file")
     return parser.parse_args()
 

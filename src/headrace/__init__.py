@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, HeadraceError, ModelError, RequestError
 from headrace.sampling.params import SamplingParams
+from headrace.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from headrace.config import EngineConfig
     from headrace.llm import LLM
-    from headrace.outputs import RequestOutput
+    from headrace.outputs import CompletionOutput, RequestOutput
+    from headrace.sampling.scores import TokenLogprobs
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "CompletionOutput",
     "ConfigError",
     "EngineConfig",
     "HeadraceError",
@@ -29,6 +32,8 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
+    "TokenLogprobs",
 ]
 
 
@@ -42,8 +47,8 @@ def __getattr__(name: str) -> object:
         from headrace.config import EngineConfig
 
         return EngineConfig
-    if name == "RequestOutput":
-        from headrace.outputs import RequestOutput
+    if name in ("CompletionOutput", "RequestOutput", "TokenLogprobs"):
+        from headrace import outputs
 
-        return RequestOutput
+        return getattr(outputs, name)
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")

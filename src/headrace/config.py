@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import psutil
 
 from headrace.errors import ConfigError
-from headrace.execution.manager import CompileGuard
+from headrace.execution.options import CompileGuard
+from headrace.execution.step import LogprobsMode
 from headrace.kernels.attention import AttentionChoice, attention_for, page_bytes
 from headrace.models.sharding import device_spec
 from headrace.models.spec import DecoderSpec
@@ -20,6 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS_DTYPES = (*DTYPES, "int8", "gguf")
 PAGE_SIZES = (8, 16, 32, 64)
 ATTENTIONS = get_args(AttentionChoice)
+LOGPROBS_MODES = get_args(LogprobsMode)
 COMPILE_GUARDS = get_args(CompileGuard)
 MAX_NUM_SEQS = 65536
 
@@ -51,6 +53,9 @@ class EngineConfig:
         min_input_pad: smallest number of requests that a step is compiled for.
         num_tokens_paddings, num_reqs_paddings: sizes that steps are compiled for; None takes powers of two.
         max_compiled_variants: most compiled steps that are kept.
+        max_logprobs: most log probabilities of likely tokens that a request may ask for at each place, ≥ 0.
+        logprobs_mode: log-probabilities of output tokens are those of the model's own distribution ("raw"), or of what
+            is drawn from, after penalties, bias, masks, temperature and filters ("processed").
         seed: of the seeds of requests that give none; None takes a fresh one.
         use_aot_forward: compile every step before serving; else each at its first use, with a warning.
         compile_guard: what happens when a step compiles something after warm-up: "off", "count" or "raise".
@@ -58,6 +63,10 @@ class EngineConfig:
         prefix_caching: keep the keys and values of what was computed, for later prompts that begin the same.
         max_queued_requests: most requests that may wait to run; None sets no limit.
         overlap: give the device its next step before reading the tokens of the last.
+        speculative_tokens: most tokens of each request that a step checks ahead of those that are known, guessed from
+            its own text (prompt lookup). 0 is off; else less than `max_num_seqs`, and steps do not overlap.
+        prompt_lookup_max, prompt_lookup_min: longest and shortest end of the text, in tokens, that is looked for in
+            what is before it.
         tensor_parallel: devices that share one copy of the model: its heads, MLP, vocabulary and KV pages.
         data_parallel: copies of the model, each with requests and KV pages of its own.
         coordinator: HOST:PORT of process 0 where several serve one model, each with its own devices; the port after it
@@ -80,6 +89,8 @@ class EngineConfig:
     num_tokens_paddings: Sequence[int] | None = None
     num_reqs_paddings: Sequence[int] | None = None
     max_compiled_variants: int = 64
+    max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw"
     seed: int | None = None
     use_aot_forward: bool = True
     compile_guard: CompileGuard = "count"
@@ -87,6 +98,9 @@ class EngineConfig:
     prefix_caching: bool = True
     max_queued_requests: int | None = None
     overlap: bool = True
+    speculative_tokens: int = 0
+    prompt_lookup_max: int = 3
+    prompt_lookup_min: int = 1
     tensor_parallel: int = 1
     data_parallel: int = 1
     coordinator: str | None = None
@@ -105,6 +119,8 @@ class EngineConfig:
             raise ConfigError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
         if self.compile_guard not in COMPILE_GUARDS:
             raise ConfigError(f"compile_guard: {self.compile_guard!r} is not one of {', '.join(COMPILE_GUARDS)}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ConfigError(f"logprobs_mode: {self.logprobs_mode!r} is not one of {', '.join(LOGPROBS_MODES)}")
         for name in ("use_aot_forward", "debug", "prefix_caching", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: must be true or false, not {getattr(self, name)!r}")
@@ -113,9 +129,12 @@ class EngineConfig:
         for name in ("tensor_parallel", "data_parallel", "num_processes"):
             _positive(name, getattr(self, name))
         self._check_processes()
+        self._check_speculation()
         for name in ("max_model_len", "kv_cache_bytes", "max_queued_requests"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if isinstance(self.max_logprobs, bool) or not isinstance(self.max_logprobs, int) or self.max_logprobs < 0:
+            raise ConfigError(f"max_logprobs: must be an integer >= 0, not {self.max_logprobs!r}")
         if self.max_num_seqs > MAX_NUM_SEQS:
             raise ConfigError(f"max_num_seqs: must be at most {MAX_NUM_SEQS}, not {self.max_num_seqs}")
         if self.max_model_len == 1:
@@ -132,6 +151,22 @@ class EngineConfig:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"({self.max_num_seqs}), but every running request takes a token per step"
+            )
+
+    def _check_speculation(self) -> None:
+        most, seqs = self.speculative_tokens, self.max_num_seqs
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ConfigError(f"speculative_tokens: must be an integer >= 0, not {most!r}")
+        if most >= seqs and most:
+            raise ConfigError(
+                f"speculative_tokens: {most} must be less than max_num_seqs ({seqs}): a step samples as many tokens as "
+                f"that in all; give max_num_seqs at least {most + 1}"
+            )
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            _positive(name, getattr(self, name))
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max ({self.prompt_lookup_max})"
             )
 
     def _check_processes(self) -> None:

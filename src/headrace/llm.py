@@ -7,6 +7,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -14,8 +15,9 @@ from headrace.config import EngineConfig
 from headrace.engine.build import build
 from headrace.engine.engine import TokenOutput
 from headrace.errors import HeadraceError, ModelError, RequestError
-from headrace.outputs import RequestOutput
+from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.sampling.params import SamplingParams
+from headrace.sampling.scores import TokenLogprobs
 from headrace.text.chat import ChatTemplate, encode_chat
 
 log = logging.getLogger(__name__)
@@ -90,12 +92,15 @@ class LLM:
         """Continues one prompt, token by token; the request starts with the first. Leaving the iterator early, or
         closing it, ends the request.
 
+        Choices come in any order among each other; `index` tells them apart. With `echo` the first output of each
+        begins with the prompt. The first of choice 0 brings `prompt_logprobs`.
+
         Raises:
             RequestError: the prompt or a parameter is wrong.
         """
-        ids, params = self._encode(prompt), _checked(params)
-        self.engine.check(ids, params, cache_salt=cache_salt)
-        return self._drive(ids, params, cache_salt)
+        params = _checked(params)
+        ids = self._encode(prompt, params, cache_salt)
+        return self._drive(ids, params, cache_salt, self._echo(prompt, ids, params))
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """The prompt's token ids for a conversation, ready for the answer.
@@ -107,15 +112,22 @@ class LLM:
             raise ModelError(f"{self.engine.config.model} has no chat template; give it a plain prompt instead")
         return encode_chat(self.tokenizer, self._template, messages)
 
-    def _drive(self, ids: list[int], params: SamplingParams, cache_salt: str | None) -> Iterator[TokenOutput]:
+    def _drive(
+        self, ids: list[int], params: SamplingParams, cache_salt: str | None, echo: str
+    ) -> Iterator[TokenOutput]:
         self._check_idle()
         request_id = self._next_id()
         self.engine.add(request_id, ids, params, cache_salt=cache_salt)
+        unseen = {*range(params.n)} if echo else set()
         try:
             # Who pauses or aborts through the engine meanwhile gets the rest.
             while self.engine.has_request(request_id):
                 self._check_running()
-                yield from (output for output in self.engine.step() if output.request_id == request_id)
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        first = output.index in unseen
+                        unseen.discard(output.index)
+                        yield replace(output, text=echo + output.text) if first else output
         finally:
             self.engine.abort(request_id)
 
@@ -129,15 +141,14 @@ class LLM:
         if len(each) != len(prompts):
             raise RequestError("params", f"{len(each)} given for {len(prompts)} prompts")
         self._check_idle()
-        encoded, each = [self._encode(prompt) for prompt in prompts], [_checked(one) for one in each]
-        for ids, one in zip(encoded, each, strict=True):
-            self.engine.check(ids, one, cache_salt=cache_salt)
+        each = [_checked(one) for one in each]
+        encoded = [self._encode(prompt, one, cache_salt) for prompt, one in zip(prompts, each, strict=True)]
         partial: dict[str, list[TokenOutput]] = {}
         todo = deque(zip(encoded, each, strict=True))
         try:
             while todo or self.engine.has_unfinished:
                 # As many as may wait are queued before a step, so that the first holds all that there is room for.
-                while todo and not self.engine.is_queue_full:
+                while todo and self.engine.has_room(todo[0][1]):
                     request_id = self._next_id()
                     partial[request_id] = []
                     self.engine.add(request_id, *todo.popleft(), cache_salt=cache_salt)
@@ -146,7 +157,10 @@ class LLM:
         finally:
             for request_id in partial:
                 self.engine.abort(request_id)
-        return [_result(p, ids, o) for p, ids, o in zip(prompts, encoded, partial.values(), strict=True)]
+        return [
+            _result(prompt, ids, one, self._echo(prompt, ids, one), outputs)
+            for prompt, ids, one, outputs in zip(prompts, encoded, each, partial.values(), strict=True)
+        ]
 
     def _check_idle(self) -> None:
         # Whoever steps the engine gets the tokens of every request in it, and would drop those of an open stream.
@@ -158,27 +172,56 @@ class LLM:
         if self.engine.is_paused:
             raise HeadraceError("the engine is paused; call engine.resume() first")
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt, params: SamplingParams, cache_salt: str | None) -> list[int]:
+        """The prompt's tokens that the engine gets."""
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if isinstance(prompt, _BYTES) or not isinstance(prompt, Sequence):
+            ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, _BYTES) or not isinstance(prompt, Sequence):
             raise RequestError("prompt", f"must be text or a list of token ids, not {type(prompt).__name__}")
-        return [*prompt]
+        else:
+            ids = [*prompt]
+        self.engine.check(ids, params, cache_salt=cache_salt)
+        return self.engine.kept_prompt(ids, params)
+
+    def _echo(self, prompt: Prompt, ids: list[int], params: SamplingParams) -> str:
+        """What comes before the text: the prompt as it was given, or as its tokens read."""
+        if not params.echo:
+            return ""
+        if isinstance(prompt, str) and params.truncate_prompt_tokens is None:
+            return prompt
+        return self.tokenizer.decode(ids, skip_special=params.skip_special_tokens)
 
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"
 
 
-def _result(prompt: Prompt, ids: list[int], outputs: list[TokenOutput]) -> RequestOutput:
-    last = outputs[-1]
-    assert last.finish_reason is not None
+def _result(
+    prompt: Prompt, ids: list[int], params: SamplingParams, echo: str, outputs: list[TokenOutput]
+) -> RequestOutput:
+    choices: list[list[TokenOutput]] = [[] for _ in range(params.n)]
+    for output in outputs:
+        choices[output.index].append(output)
+    prompt_logprobs = choices[0][0].prompt_logprobs
+    before = (prompt_logprobs or []) if params.echo else []
     return RequestOutput(
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=ids,
-        text="".join(o.text for o in outputs),
-        token_ids=[o.token_id for o in outputs if o.token_id is not None],
-        num_cached_tokens=last.num_cached_tokens,
+        outputs=[_choice(choice, echo, None if params.logprobs is None else before) for choice in choices],
+        prompt_logprobs=prompt_logprobs,
+        num_cached_tokens=choices[0][-1].num_cached_tokens,
+    )
+
+
+def _choice(outputs: list[TokenOutput], echo: str, before: list[TokenLogprobs | None] | None) -> CompletionOutput:
+    """One choice of its outputs; `before` are the log-probabilities that come before its own."""
+    last, sampled = outputs[-1], [output for output in outputs if output.token_id is not None]
+    assert last.finish_reason is not None
+    return CompletionOutput(
+        index=last.index,
+        text=echo + "".join(output.text for output in outputs),
+        token_ids=[output.token_id for output in sampled if output.token_id is not None],
         finish_reason=last.finish_reason,
+        logprobs=None if before is None else [*before, *(output.logprobs for output in sampled)],
         error=last.error,
     )
 

@@ -13,6 +13,7 @@ from headrace.errors import RequestError
 from headrace.execution.batch import BatchLayout, HostBatch
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
+from headrace.execution.step import sampling_rows
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import SamplingRows
 from sampling.rows import GREEDY, draw, draws, rows_of
@@ -32,9 +33,7 @@ def packed_rows(params: list[SamplingParams], before: list[SamplingParams]) -> S
         count = len(group)
         ones = np.ones(count, np.int32)
         batch.fill(ScheduledStep(np.arange(count, dtype=np.int32), ones * 0, ones, ones > 0), table)
-    fields = layout.unpack(jnp.asarray(batch.packed))
-    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "output_positions")
-    return SamplingRows(choices=jnp.zeros(8, jnp.int32), **{name: fields[name] for name in names})
+    return sampling_rows(layout.unpack(jnp.asarray(batch.packed)))
 
 
 def test_sam_01_every_spelling_of_no_top_k_is_the_same() -> None:

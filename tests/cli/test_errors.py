@@ -80,7 +80,7 @@ def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--top-p", "0"], "top_p: must be > 0.0 and <= 1.0, not 0.0"),
         (["--top-k", "-2"], "top_k: must be >= -1"),
         (["--min-p", "1.1"], "min_p: must be >= 0.0 and <= 1.0"),
-        (["--max-tokens", "0"], "max_tokens: must be >= 1, not 0"),
+        (["--max-tokens", "-1"], "max_tokens: must be >= 0, not -1"),
         (["--stop", ""], "stop: must not hold an empty string"),
         (["--stop-token-ids", "-1"], "stop_token_ids: must be >= 0"),
         (["--seed", "99999999999999999999"], "seed: must be"),

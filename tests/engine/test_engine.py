@@ -200,8 +200,10 @@ def test_a_request_with_nan_logits_ends_alone(tiny_folder: Path) -> None:
         ({"prompt_ids": (i for i in [5])}, "prompt"),
         ({"prompt_ids": np.array([5, 6])}, "prompt"),
         ({"params": None}, "params"),
-        ({"priority": 1.5}, "priority"),
-        ({"priority": True}, "priority"),
+        ({"params": replace(GREEDY, logprobs=21)}, "logprobs"),
+        ({"params": replace(GREEDY, prompt_logprobs=21)}, "prompt_logprobs"),
+        ({"params": replace(GREEDY, logit_bias={256: 1})}, "logit_bias"),
+        ({"params": replace(GREEDY, allowed_token_ids=[5, 256])}, "allowed_token_ids"),
     ],
 )
 def test_what_is_no_request_is_refused_by_name(engine: Engine, given: dict[str, Any], field: str) -> None:
@@ -214,7 +216,7 @@ def test_a_full_queue_refuses_and_takes_again(tiny_folder: Path) -> None:
     engine = tiny_engine(tiny_folder, config={"max_queued_requests": 2}, **SMALL)
     for name in "ab":
         engine.add(name, [5] * 4, GREEDY)
-    with pytest.raises(QueueFullError, match="2 requests are waiting, which is max_queued_requests"):
+    with pytest.raises(QueueFullError, match="2 requests are waiting, and max_queued_requests is 2"):
         engine.add("c", [5] * 4, GREEDY)
     engine.step()
     for name in "cd":

@@ -10,7 +10,7 @@ import pytest
 
 from execution.meshes import LENGTH
 from headrace.config import EngineConfig
-from headrace.engine.engine import Engine
+from headrace.engine.engine import Engine, TokenOutput
 from headrace.engine.pages import PagePool
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.ranks import RankedScheduler
@@ -77,6 +77,40 @@ def test_x9_a_request_draws_the_same_tokens_in_any_company_and_rank(new_engine: 
     engine = new_engine(2, 2)
     together = [tokens(o) for o in run(engine, cases)]
     assert together == [tokens(run(engine, [case])[0]) for case in cases]
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=rng.choice([0, 1, 8, 16]),
+        seed=rng.getrandbits(63),
+        temperature=rng.choice([0.0, 1.0]),
+        presence_penalty=rng.choice([0.0, 1.5]),
+        repetition_penalty=rng.choice([1.0, 1.4]),
+        logit_bias=rng.choice([None, {rng.randrange(249): 50.0}]),
+        allowed_token_ids=rng.choice([None, rng.sample(range(249), 9)]),
+        logprobs=rng.choice([None, 3]),
+        prompt_logprobs=rng.choice([None, 2]),
+        ignore_eos=True,
+    )
+
+
+def all_that_is_known(outputs: list[TokenOutput]) -> list[Any]:
+    return [(o.token_id, o.text, o.finish_reason, o.logprobs, o.prompt_logprobs) for o in outputs]
+
+
+@pytest.mark.parametrize(("data_parallel", "tensor_parallel"), [(1, 1), (2, 2)])
+def test_x9_every_parameter_is_that_of_its_own_request_in_any_rank(
+    new_engine: Any, data_parallel: int, tensor_parallel: int
+) -> None:
+    rng = random.Random(5)
+    cases = [([rng.randrange(3, 249) for _ in range(rng.randrange(1, 40))], random_params(rng)) for _ in range(24)]
+    engine, compiled = new_engine(data_parallel, tensor_parallel), compilations()
+    together = [all_that_is_known(o) for o in run(engine, cases)]
+    assert compilations() == compiled
+    assert together == [all_that_is_known(run(engine, [case])[0]) for case in cases]
+    for (_, params), outputs in zip(cases, together, strict=True):
+        allowed = params.allowed_token_ids
+        assert allowed is None or {token for token, *_ in outputs} <= {None, *allowed}
 
 
 def test_x9_a_new_request_goes_to_the_rank_with_the_least_to_do(tiny_folder: Path) -> None:

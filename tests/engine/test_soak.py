@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class Soak:
         request_id, case = f"r{len(self.got)}", self.rng.randrange(len(self.cases))
         prompt, params = self.cases[case]
         priority, salt = self.rng.choice([0, 0, 0, -1, 3]), self.rng.choice([None, None, None, "salt"])
-        self.engine.add(request_id, prompt, params, priority=priority, cache_salt=salt)
+        self.engine.add(request_id, prompt, replace(params, priority=priority), cache_salt=salt)
         self.got[request_id], self.case_of[request_id] = [], case
 
     def _swap(self) -> None:

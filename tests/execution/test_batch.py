@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from headrace.execution.batch import BatchLayout, HostBatch
-from headrace.execution.schedule import ScheduledStep
-from headrace.execution.sequences import SequenceTable
+from headrace.execution.schedule import Constraint, ScheduledStep
+from headrace.execution.sequences import SAMPLING_FIELDS, SequenceTable
 from headrace.sampling.params import SamplingParams
+from sampling.rows import fields_of
 
 SLOTS, MAX_LEN, PAGE = 24, 100, 16
+ONE = int(np.float32(1).view(np.int32))
+NEUTRAL = [0, 0, ONE, 0, ONE, 0, 0, 0, 0, 0, 0]  # top-p and repetition penalty are 1
 
 
 def random_table(rng: np.random.Generator) -> SequenceTable:
@@ -25,13 +28,18 @@ def random_table(rng: np.random.Generator) -> SequenceTable:
             top_k=int(rng.choice([-1, 0, 40])),
             top_p=float(rng.uniform(0.1, 1)),
             min_p=float(rng.uniform(0, 1)),
+            presence_penalty=float(rng.choice([0, 0.5])),
+            frequency_penalty=float(rng.choice([0, -0.3])),
+            repetition_penalty=float(rng.choice([1, 1.3])),
+            logprobs=[None, 0, 3][rng.integers(3)],
         )
-        table.load(slot, rng.integers(0, 50_000, MAX_LEN).tolist(), prompt, params, int(rng.integers(-(2**63), 2**63)))
+        seed, choice = int(rng.integers(-(2**63), 2**63)), int(rng.integers(3))
+        table.load(slot, rng.integers(0, 50_000, MAX_LEN).tolist(), prompt, params, seed, choice)
     return table
 
 
 def random_step(rng: np.random.Generator, table: SequenceTable, tokens: int, requests: int) -> ScheduledStep:
-    """Some decodes, the newest token of which only the device knows, and then some chunks of prompts."""
+    """Some decodes, the newest token of which only the device knows, and then chunks: of prompts, or drafts."""
     rows = int(rng.integers(0, min(requests, tokens) + 1))
     slots, decodes = rng.permutation(SLOTS)[:rows], int(rng.integers(0, rows + 1))
     counts = np.ones(rows, np.int64)
@@ -47,8 +55,17 @@ def random_step(rng: np.random.Generator, table: SequenceTable, tokens: int, req
         for row in range(rows)
         for page in range(-(-int(computed[row]) // PAGE), -(-int(computed[row] + counts[row]) // PAGE))
     ]
+    samples = (rng.random(rows) < 0.7).astype(np.int32)
+    for row in range(rows):
+        spare = requests - int(np.maximum(samples, 1).sum())
+        if samples[row] and rng.random() < 0.3:
+            samples[row] = rng.integers(1, min(spare + 1, counts[row]) + 1)
+    scores = rng.random(rows) < 0.5 if rng.random() < 0.5 else None
+    word, bias = np.zeros((1, 1), np.uint32), (np.zeros(1, np.int32), np.zeros(1, np.float32))
+    kinds = [Constraint(word, None), Constraint(None, bias), Constraint(word, bias)]
+    constraints = {slot: kinds[rng.integers(3)] for slot in slots.tolist() if rng.random() < 0.2}
     to_int32 = (x.astype(np.int32) for x in (slots, computed, counts))
-    return ScheduledStep(*to_int32, rng.random(rows) < 0.7, updates)
+    return ScheduledStep(*to_int32, samples, updates, scores, constraints)
 
 
 def naive(step: ScheduledStep, table: SequenceTable, layout: BatchLayout) -> dict[str, Any]:
@@ -62,19 +79,17 @@ def naive(step: ScheduledStep, table: SequenceTable, layout: BatchLayout) -> dic
         "seq_lens": [0] * requests,
         "prompt_lens": [0] * requests,
         "slots": [SLOTS] * requests,
+        "next_ids": [-2] * requests,
+        "logits_rows": [0] * requests,
         "logits_indices": [0] * requests,
         "samples": [0] * requests,
-        "output_positions": [0] * requests,
-        "temperature": [0.0] * requests,
-        "top_k": [0] * requests,
-        "top_p": [1.0] * requests,
-        "min_p": [0.0] * requests,
-        "seeds": [[0, 0]] * requests,
+        "flags": [0] * requests,
+        "sampling": [NEUTRAL] * requests,
         "page_updates": [[SLOTS] * 3] * layout.num_updates,
         "num_requests": [len(step.slots)],
         "num_decodes": [0],
     }
-    at = 0
+    at = line = 0
     for row, slot in enumerate(step.slots.tolist()):
         before, count = int(step.num_computed[row]), int(step.num_tokens[row])
         for position in range(before, before + count):
@@ -83,13 +98,20 @@ def naive(step: ScheduledStep, table: SequenceTable, layout: BatchLayout) -> dic
             fields["positions"][at], fields["token_rows"][at] = position, row
             at += 1
         fields["num_decodes"][0] += count == 1
-        fields["logits_indices"][row] = at - 1
         fields["seq_lens"][row] = before + count
         fields["prompt_lens"][row] = int(table.prompt_lens[slot])
-        fields["output_positions"][row] = before + count - int(table.prompt_lens[slot])
-        fields["slots"][row], fields["samples"][row] = slot, int(step.samples[row])
-        for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
-            fields[name][row] = getattr(table, name)[slot].tolist()
+        fields["slots"][row] = slot
+        if step.scores_prompt is not None and step.scores_prompt[row]:
+            in_prompt = before + count < table.prompt_lens[slot]
+            fields["next_ids"][row] = int(table.token_ids[slot, before + count]) if in_prompt else -1
+        constraint = step.constraints.get(slot)
+        for index in range(at - max(1, int(step.samples[row])), at):
+            fields["logits_rows"][line], fields["logits_indices"][line] = row, index
+            fields["samples"][line] = int(step.samples[row] > 0)
+            fields["sampling"][line] = table.sampling[slot].tolist()
+            if constraint is not None:
+                fields["flags"][line] = (constraint.allowed is not None) + 2 * (constraint.bias is not None)
+            line += 1
         fields["query_start_loc"][row + 1] = at
     fields["query_start_loc"][len(step.slots) + 1 :] = [at] * (requests - len(step.slots))
     for i, update in enumerate(step.page_updates):
@@ -170,3 +192,26 @@ def test_tokens_that_the_device_samples_are_not_sent() -> None:
     table.load(1, [5, 6, 7, 9], 3, SamplingParams(), 0)  # in a slot whose device knows nothing of it
     batch.fill(ScheduledStep(one, one * 0, one * 4, one > 0), table)
     assert batch["input_ids"][:4].tolist() == [5, 6, 7, 9]
+
+
+def test_parameters_become_bits_in_the_order_of_the_fields() -> None:
+    table = SequenceTable(2, 8)
+    params = SamplingParams(
+        temperature=0.7,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=-0.25,
+        logprobs=0,
+    )
+    table.load(1, [5], 1, params, seed=-2, choice=3)
+    given = [0.7, 5, 0.9, 0.1, 1.3, 0.5, -0.25, 2**32 - 1, 2**32 - 2, 3, 1]
+    values = zip(SAMPLING_FIELDS, given, strict=True)
+    assert {name: value[1] for name, value in fields_of(table.sampling).items()} == {
+        name: SAMPLING_FIELDS[name](value) for name, value in values
+    }
+    assert table.sampling[0].tolist() == NEUTRAL
+    table.load(1, [5], 1, SamplingParams(temperature=0), seed=0)
+    assert table.sampling[1].tolist() == NEUTRAL

@@ -157,7 +157,7 @@ def test_x13_the_guard_refuses_an_array_of_the_host_in_a_compiled_step() -> None
         jax.transfer_guard("disallow"),
         pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"),
     ):
-        step(manager._weights, manager._state, packed)
+        step(manager._weights, manager._state, packed, manager._no_constraints[2])
     manager.reset_state()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from execution.steps import Driver
 from headrace.errors import ConfigError, StepError
 from headrace.execution.compiled import compilations
 from headrace.execution.manager import ExecutionManager
+from headrace.execution.schedule import Constraint
 from headrace.models.registry import family_of_config
 from headrace.models.sharding import device_spec, make_mesh
 from headrace.models.spec import DecoderSpec
@@ -253,3 +256,49 @@ def test_x9_a_step_sends_its_batch_explicitly_and_nothing_else(meshed: Any) -> N
         got = served(many, [0], [3])
     assert many.transfers.counts.h2d_transfers - before == len(CHUNKS)
     assert got[3][0] == served(one, [0], [3])[3][0]
+
+
+class Telling:
+    """A group whose other process is in this one: it notes what that would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, np.ndarray]] = []
+
+    @contextmanager
+    def step(self, bucket: Any, packed: np.ndarray) -> Iterator[None]:
+        self.told.append((bucket, np.frombuffer(packed.tobytes(), np.int32)))
+        yield
+
+    def wait(self, array: jax.Array) -> None:
+        pass
+
+
+def test_x9_what_rows_forbid_and_prefer_reaches_the_other_processes(meshed: Any) -> None:
+    leader, follower = meshed("llama3", 2, 2), meshed("llama3", 2, 1)
+    group, driver = Telling(), Driver(leader)
+    follower.reset_state()
+    words = np.zeros((1, 8), np.uint32)
+    words[0, 1] = 1 << 9  # token 41 alone
+    bias = (np.array([77], np.int32), np.array([1000], np.float32))
+    leader._group = group
+    try:
+        for slot, constraint in (
+            (0, Constraint(words, None)),
+            (1, None),
+            (SEQS, Constraint(None, bias)),
+            (SEQS + 1, None),
+        ):
+            driver.add(slot, prompt(slot, 3), pages=[3 * (slot % SEQS)])
+            step = driver.schedule({slot: 3})
+            if constraint is not None:
+                step.constraints[slot] = constraint
+            driver.commit(step, leader.execute(step))
+    finally:
+        leader._group = None
+    results = [follower.execute_packed(bucket, packed) for bucket, packed in group.told]
+    told = [
+        np.asarray(result.tokens).reshape(2, SEQS)[slot // SEQS, 0]
+        for slot, result in zip(driver.ids, results, strict=True)
+    ]
+    assert told == [ids[-1] for ids in driver.ids.values()]
+    assert (told[0], told[2]) == (41, 77)

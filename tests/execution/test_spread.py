@@ -69,6 +69,10 @@ def test_x9_the_bucket_is_that_of_the_largest_rank() -> None:
 def test_x9_tokens_come_in_the_order_of_the_step() -> None:
     slots = np.array([row[0] for row in ROWS], np.int32)
     tokens = np.array([10, 11, -1, -1, 20, 21, 22, -1], np.int32)  # 4 rows of the first rank, 4 of the second
-    assert in_step_order(tokens, slots, SLOTS, RANKS).tolist() == [20, 10, 21, 11, 22]
-    assert in_step_order(tokens, slots, SLOTS * RANKS, 1).tolist() == [10, 11, -1, -1, 20]
-    assert in_step_order(tokens, slots[:0], SLOTS, RANKS).tolist() == []
+    once, counts = np.ones(5, np.int32), np.array([1, 2, 1, 1, 1], np.int32)
+    assert in_step_order(tokens, slots, once, SLOTS, RANKS).tolist() == [20, 10, 21, 11, 22]
+    assert in_step_order(tokens, slots, once, SLOTS * RANKS, 1).tolist() == [10, 11, -1, -1, 20]
+    assert in_step_order(tokens, slots[:0], once[:0], SLOTS, RANKS).tolist() == []
+    assert in_step_order(tokens, slots, counts, SLOTS, RANKS).tolist() == [20, 10, 11, 21, -1, 22]
+    two = np.stack([tokens, tokens + 100], axis=1)
+    assert in_step_order(two, slots, once, SLOTS, RANKS).tolist() == [[t, t + 100] for t in (20, 10, 21, 11, 22)]

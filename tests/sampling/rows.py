@@ -8,13 +8,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.execution.sequences import SequenceTable
+from headrace.execution.sequences import SAMPLING_FIELDS, SequenceTable
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import SamplingRows, sample
 
 GREEDY = SamplingParams(temperature=0.0)
 
 draw = jax.jit(sample)
+
+
+def fields_of(lines: np.ndarray) -> dict[str, np.ndarray]:
+    """The fields of lines [rows, fields] of a sequence table's sampling parameters."""
+    names = SAMPLING_FIELDS.items()
+    return {name: np.ascontiguousarray(lines[:, i]).view(dtype) for i, (name, dtype) in enumerate(names)}
+
+
+def rows_from(lines: np.ndarray, positions: Sequence[int] | np.ndarray) -> SamplingRows:
+    """Rows of such lines, at these output positions."""
+    fields = fields_of(lines)
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return SamplingRows(
+        **{name: jnp.asarray(fields[name]) for name in names},
+        seeds=jnp.asarray(np.stack([fields["seed_high"], fields["seed_low"]], axis=1)),
+        choices=jnp.asarray(fields["choice"]),
+        output_positions=jnp.asarray(positions, jnp.int32),
+    )
 
 
 def rows_of(
@@ -24,36 +42,17 @@ def rows_of(
     choices: Sequence[int] | None = None,
 ) -> SamplingRows:
     """One row per request; position and choice are 0 unless given."""
-    table = SequenceTable(len(params), 1)
-    for slot, (one, seed) in enumerate(zip(params, seeds, strict=True)):
-        table.load(slot, [0], 1, one, seed)
-    zeros = [0] * len(params)
-    return SamplingRows(
-        temperature=jnp.asarray(table.temperature),
-        top_k=jnp.asarray(table.top_k),
-        top_p=jnp.asarray(table.top_p),
-        min_p=jnp.asarray(table.min_p),
-        seeds=jnp.asarray(table.seeds),
-        choices=jnp.asarray(zeros if choices is None else choices, jnp.int32),
-        output_positions=jnp.asarray(zeros if positions is None else positions, jnp.int32),
-    )
+    table, zeros = SequenceTable(len(params), 1), [0] * len(params)
+    for slot, (one, seed, choice) in enumerate(zip(params, seeds, choices or zeros, strict=True)):
+        table.load(slot, [0], 1, one, seed, choice)
+    return rows_from(table.sampling, positions or zeros)
 
 
 def draws(logits: np.ndarray, params: SamplingParams, count: int, seeds: int = 8) -> np.ndarray:
     """`count` tokens drawn for one row of logits, over `seeds` seeds and as many output positions as it takes."""
-    table = SequenceTable(1, 1)
-    words = []
+    table = SequenceTable(seeds, 1)
     for seed in range(seeds):
-        table.load(0, [0], 1, params, seed)
-        words.append(table.seeds[0].copy())
+        table.load(seed, [0], 1, params, seed)
     index = np.arange(count)
-    rows = SamplingRows(
-        temperature=jnp.full(count, table.temperature[0]),
-        top_k=jnp.full(count, table.top_k[0]),
-        top_p=jnp.full(count, table.top_p[0]),
-        min_p=jnp.full(count, table.min_p[0]),
-        seeds=jnp.asarray(np.stack(words)[index % seeds]),
-        choices=jnp.zeros(count, jnp.int32),
-        output_positions=jnp.asarray(index // seeds, jnp.int32),
-    )
+    rows = rows_from(table.sampling[index % seeds], index // seeds)
     return np.asarray(draw(jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (count, len(logits))), rows))

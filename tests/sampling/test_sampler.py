@@ -15,7 +15,7 @@ from headrace.execution.sequences import SequenceTable
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS, SamplingRows, sample, threefry
 from sampling import oracle
-from sampling.rows import GREEDY, draw, draws, rows_of
+from sampling.rows import GREEDY, draw, draws, fields_of, rows_of
 
 RANDOM = SamplingParams(temperature=1.0)
 
@@ -122,7 +122,8 @@ def test_seed_words_are_the_two_halves_of_64_bits(seed: int, words: tuple[int, i
     SamplingParams(seed=seed)
     table = SequenceTable(1, 1)
     table.load(0, [0], 1, RANDOM, seed)
-    assert tuple(table.seeds[0].tolist()) == words
+    fields = fields_of(table.sampling)
+    assert (fields["seed_high"][0], fields["seed_low"][0]) == words
 
 
 def test_greedy_rows_take_the_lowest_of_the_most_likely() -> None:

@@ -13,23 +13,25 @@ AB = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
 
 
-def oracle(stops: list[str], text: str) -> tuple[str, bool]:
-    """Look at every prefix of the text: the first that ends with a stop string is where it stops."""
-    for end in range(len(text) + 1):
+def oracle(stops: list[str], text: str, first: int = 0, include: bool = False) -> tuple[str, bool]:
+    """Look at every prefix of the text that has a character from `first` on: the first that ends with a stop string is
+    where it stops."""
+    for end in range(first + 1, len(text) + 1):
         lengths = [len(stop) for stop in stops if text[:end].endswith(stop)]
         if lengths:
-            return text[: end - max(lengths)], True
+            return text[: end - (0 if include else max(lengths))], True
     return text, False
 
 
 @settings(deadline=None)
-@given(stops=STOPS, deltas=st.lists(AB, max_size=12))
-def test_equals_a_search_of_the_whole_text(stops: list[str], deltas: list[str]) -> None:
-    matcher = StopMatcher(stops)
-    shown, seen = "", ""
+@given(stops=STOPS, deltas=st.lists(AB, max_size=12), quiet=st.integers(0, 6), include=st.booleans())
+def test_equals_a_search_of_the_whole_text(stops: list[str], deltas: list[str], quiet: int, include: bool) -> None:
+    """Of the first pieces, so many do not count."""
+    matcher = StopMatcher(stops, include=include)
+    shown, seen, first = "", "", len("".join(deltas[:quiet]))
     found = False
-    for delta in deltas:
-        emitted, found = matcher.push(delta)
+    for i, delta in enumerate(deltas):
+        emitted, found = matcher.push(delta, counts=i >= quiet)
         shown += emitted
         seen += delta
         if found:
@@ -39,9 +41,9 @@ def test_equals_a_search_of_the_whole_text(stops: list[str], deltas: list[str]) 
         assert held == "" or any(stop.startswith(held) and held != stop for stop in stops)
         # The text held back is all that may become a stop string, so no shown text is ever withdrawn.
         longer = [seen[start:] for start in range(len(shown)) if any(s.startswith(seen[start:]) for s in stops)]
-        assert longer == []
+        assert [text for text in longer if text not in stops] == []
     shown += matcher.finish()
-    assert (shown, found) == oracle(stops, seen)
+    assert (shown, found) == oracle(stops, seen, first, include)
     if found:
         assert matcher.push("more") == ("", True)
         assert matcher.finish() == ""

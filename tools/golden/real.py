@@ -23,6 +23,8 @@ PARAGRAPH = (
 STORY = " ".join((Path(__file__).parent / "story.txt").read_text(encoding="utf-8").split())
 POSITIONS = (5, 100, 511, 512, 600, 1500)  # below, at and above Gemma's window of 512
 NEAR_TIE = 1e-3
+SENTENCES = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()  # JSON's escapes
+DETAILED = 20  # every so many sentences with the value of each token
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,14 @@ def next_logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return torch.cat(rows)
 
 
+def score(real: RealModel, text: str, detailed: bool) -> dict[str, Any]:
+    """The sum of the log-probabilities of a text's tokens after the first."""
+    ids = real.encode(text)
+    logprobs = next_logprobs(real.model, ids)
+    details = {"logprobs": rounded(logprobs)} if detailed else {}
+    return {"text": text, "ids": ids, "sum": round(float(logprobs.double().sum()), 6), **details}
+
+
 def rounded(numbers: list[float] | torch.Tensor) -> list[float]:
     return [round(float(number), 6) for number in numbers]
 
@@ -229,7 +239,13 @@ def write(real: RealModel, path: Path) -> None:
 
 
 def write_smollm2(source: Path, out: Path) -> None:
-    write(smollm2(source), out / "smollm2.json")
+    real = smollm2(source)
+    write(real, out / "smollm2.json")
+    lines = [json.loads('"' + line.replace('"', '\\"') + '"') for line in SENTENCES]
+    scores = [score(real, text, index % DETAILED == 0) for index, text in enumerate(lines)]
+    path = out / "smollm2_scores.json"
+    print(path.name)
+    path.write_text("[\n" + ",\n".join(json.dumps(s, ensure_ascii=False) for s in scores) + "\n]\n", encoding="utf-8")
 
 
 def write_gemma3(source: Path, out: Path) -> None:

@@ -48,6 +48,9 @@ its own length while cached keys keep the base that they were written with, as i
   first prompt, and `next_logprobs[i]` = log p(`ids[i + 1]` | `ids[:i + 1]`) for a long text, which is
   `tools/golden/story.txt`, written for this purpose. Gemma's ids begin with its bos. Its greedy answer to the first
   prompt does not name Paris, which comes third.
+- `smollm2_scores.json`: 200 short texts (`tools/golden/sentences.txt`, written for this purpose: English, numbers,
+  other scripts, code) with their token ids and the sum of log p(`ids[i + 1]` | `ids[:i + 1]`); every 20th has each of
+  these, `logprobs`.
 """
 
 

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, ModelError
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.execution.processes import Group, join, lead, settle
 from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer
@@ -132,6 +133,8 @@ def _manager(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         vocab_limit=min(tokenizer.vocab_size, checkpoint.spec.vocab_size),
+        max_logprobs=config.max_logprobs,
+        logprobs_mode=config.logprobs_mode,
         attention=config.attention,
         min_input_pad=config.min_input_pad,
         max_compiled_variants=config.max_compiled_variants,

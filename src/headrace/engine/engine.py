@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from headrace.config import EngineConfig
+from headrace.engine.intake import Intake
 from headrace.engine.pages import PagePool
-from headrace.engine.prefix import CacheScope, PrefixCache
+from headrace.engine.prefix import PrefixCache
 from headrace.engine.ranks import RankedScheduler
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.scheduler import Schedule, Scheduler
+from headrace.engine.speculation import Speculation, num_right
 from headrace.errors import QueueFullError, RequestError
 from headrace.execution.manager import ExecutionManager
 from headrace.execution.metrics import EngineMetrics, StepCounters, StepMeter, StepMetrics
 from headrace.execution.step import StepResult
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
-from headrace.text.detokenizer import IncrementalDetokenizer
-from headrace.text.stop import StopMatcher
+from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.tokenizer import Tokenizer
 
 PauseMode = Literal["wait", "abort", "keep"]
@@ -39,6 +41,10 @@ class TokenOutput:
         finish_reason: set when the request has ended; then it is no longer in the engine.
         error: what went wrong, when the reason is "error".
         num_cached_tokens: tokens of the prompt that were found in the prefix cache.
+        index: which of the request's choices.
+        logprobs: of the token, where they are asked for.
+        prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output of
+            choice 0.
     """
 
     request_id: str
@@ -47,6 +53,9 @@ class TokenOutput:
     finish_reason: FinishReason | None
     error: str | None = None
     num_cached_tokens: int = 0
+    index: int = 0
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,14 +85,16 @@ class Engine:
         o, seqs = manager.options, manager.options.max_num_seqs
         self.pools = [PagePool(o.num_pages, o.page_size) for _ in range(manager.num_ranks)]
         self.prefixes = [PrefixCache(pool, enabled=config.prefix_caching) for pool in self.pools]
+        most, longest, shortest = config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
+        speculation = Speculation(most, longest, shortest, manager.bucket_for) if most else None
         ranks = [
-            Scheduler(pool, prefix, manager.sequences, seqs, o.max_num_batched_tokens, rank * seqs)
+            Scheduler(pool, prefix, manager.sequences, seqs, o.max_num_batched_tokens, rank * seqs, speculation)
             for rank, (pool, prefix) in enumerate(zip(self.pools, self.prefixes, strict=True))
         ]
         self.scheduler: Scheduler | RankedScheduler = ranks[0] if len(ranks) == 1 else RankedScheduler(ranks)
         self.is_paused = False
-        self._requests: dict[str, Request] = {}
-        self._seeds = random.Random(config.seed)
+        self._intake = Intake(config, tokenizer, manager)
+        self._requests: dict[str, list[Request]] = {}  # the choices that have not ended
         self._in_flight: _Launched | None = None
         self._outputs: list[TokenOutput] = []  # committed and not yet returned: what a failed step leaves is not lost
         self.last_step: StepMetrics | None = None
@@ -120,11 +131,10 @@ class Engine:
         """Whether any request is waiting or running, or something of one is still to be returned."""
         return bool(self._requests or self._outputs)
 
-    @property
-    def is_queue_full(self) -> bool:
-        """Whether `add` would refuse a request because so many wait."""
+    def has_room(self, params: SamplingParams) -> bool:
+        """Whether as many more requests may wait as this one has choices."""
         most = self.config.max_queued_requests
-        return most is not None and len(self.scheduler.waiting) >= most
+        return most is None or len(self.scheduler.waiting) + params.n <= most
 
     def has_request(self, request_id: str) -> bool:
         """Whether a request is waiting or running, or something of it is still to be returned."""
@@ -136,50 +146,34 @@ class Engine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
         cache_salt: str | None = None,
     ) -> None:
-        """Queues a request.
+        """Queues a request; each of its `n` choices waits and runs by itself.
 
         Args:
-            priority: the lower, the sooner it runs; each unit counts as much as some waiting (see `Scheduler`).
             cache_salt: requests share cached prefixes only with those of the same salt.
 
         Raises:
             RequestError: what `check` refuses, or the request id is in use.
-            QueueFullError: `max_queued_requests` are waiting. Nothing is queued in either case.
+            QueueFullError: with it more than `max_queued_requests` would wait. Nothing is queued in either case.
         """
         if not isinstance(request_id, str):
             raise RequestError("request_id", f"must be a text, not {request_id!r}")
         if self.has_request(request_id):
             raise RequestError("request_id", f"{request_id!r} is in use")
-        self.check(prompt_ids, params, priority=priority, cache_salt=cache_salt)
-        if self.is_queue_full:
-            most = self.config.max_queued_requests
-            raise QueueFullError(f"{most} requests are waiting, which is max_queued_requests; try again later")
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
-        request = Request(
-            request_id=request_id,
-            token_ids=list(prompt_ids),
-            num_prompt=len(prompt_ids),
-            params=params,
-            max_total=min(len(prompt_ids) + params.max_tokens, self.manager.options.max_model_len),
-            end_ids=ends,
-            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            detokenizer=IncrementalDetokenizer(self.tokenizer),
-            stop=StopMatcher(params.stops),
-            priority=priority,
-            scope=CacheScope(salt=cache_salt, rope_length=self.manager.spec.rope_length(len(prompt_ids))),
-        )
-        self._requests[request_id] = request
-        self.scheduler.add(request)
+        requests = self._intake.requests(request_id, prompt_ids, params, cache_salt)
+        if not self.has_room(params):
+            waiting, most = len(self.scheduler.waiting), self.config.max_queued_requests
+            raise QueueFullError(f"{waiting} requests are waiting, and max_queued_requests is {most}; try again later")
+        self._requests[request_id] = requests
+        for request in requests:
+            self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request now, frees what it holds and drops what was not yet returned of it; an id that is not in the
-        engine is ignored."""
+        """Ends a request now with all its choices, frees what it holds and drops what was not yet returned of it; an
+        id that is not in the engine is ignored."""
         self._outputs = [output for output in self._outputs if output.request_id != request_id]
-        request = self._requests.pop(request_id, None)
-        if request is not None:
+        for request in self._requests.pop(request_id, []):
             request.finish_reason = "abort"
             self.scheduler.remove(request)
 
@@ -216,13 +210,13 @@ class Engine:
             raise ValueError(f"mode: {mode!r} is not one of {', '.join(get_args(PauseMode))}")
         self._drain()
         if mode == "abort":
-            for request in [*self._requests.values()]:
+            for request in self._unfinished:
                 self._outputs.append(_output(request, None, request.cut_off()))
                 self._end(request)
         elif mode == "wait":
             self.scheduler.admits_new = False
             try:
-                while any(request.num_cached is not None for request in self._requests.values()):
+                while any(request.num_cached is not None for request in self._unfinished):
                     self._step()
             finally:
                 self.scheduler.admits_new = True
@@ -258,8 +252,17 @@ class Engine:
         for prefix in self.prefixes:
             prefix.reset()
 
+    @property
+    def _unfinished(self) -> list[Request]:
+        return [request for choices in self._requests.values() for request in choices]
+
     def _step(self) -> None:
         with self._recovery():
+            # Drafts begin after the newest token.
+            if self._in_flight is not None and (
+                self.config.speculative_tokens or _waits_for_tokens(self._in_flight.schedule)
+            ):
+                self._commit_in_flight()
             launched = self._launch()
             if launched is not None and not self.config.overlap:
                 self._commit(launched)
@@ -271,9 +274,12 @@ class Engine:
     def _drain(self) -> None:
         """Reads what is in flight."""
         with self._recovery():
-            committed, self._in_flight = self._in_flight, None
-            if committed is not None:
-                self._commit(committed)
+            self._commit_in_flight()
+
+    def _commit_in_flight(self) -> None:
+        committed, self._in_flight = self._in_flight, None
+        if committed is not None:
+            self._commit(committed)
 
     def _take_outputs(self) -> list[TokenOutput]:
         outputs, self._outputs = self._outputs, []
@@ -297,6 +303,7 @@ class Engine:
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None
+        _constrain(schedule)
         meter.mark()
         self.manager.start_async_prep(schedule.step)
         prepared = self.manager.get_async_prep_result()
@@ -309,33 +316,70 @@ class Engine:
 
     def _commit(self, launched: _Launched) -> None:
         """Waits for a step's tokens and hands them to its requests."""
-        step = launched.schedule.step
+        step, result, read = launched.schedule.step, launched.result, self.manager
+        requests = launched.schedule.requests
         launched.meter.reading()
-        tokens = self.manager.read_tokens(launched.result, step).tolist()
+        tokens = read.read_tokens(result, step).tolist()
+        scored = any(
+            samples and r.params.logprobs is not None for r, samples in zip(requests, step.samples, strict=True)
+        )
+        scores = read.read_scores(result, step) if scored else None
+        prompt_scores = None if step.scores_prompt is None else read.read_prompt_scores(result, step)
         launched.meter.mark()
-        for request, samples, token in zip(launched.schedule.requests, step.samples.tolist(), tokens, strict=True):
+        row = position = accepted = 0
+        for request, computed, count, samples, lines in zip(
+            requests,
+            *(x.tolist() for x in (step.num_computed, step.num_tokens, step.samples, step.num_logits)),
+            strict=True,
+        ):
             # A request that ended, or was aborted, in the meantime gets nothing more.
-            if samples and request.finish_reason is None:
-                request.num_in_flight -= 1
-                self._take_token(request, token)
-        self.last_step = launched.meter.finish(step)
+            if request.finish_reason is None:
+                if prompt_scores is not None:
+                    request.take_prompt_scores(computed, prompt_scores[position : position + count])
+                if samples:
+                    drafts, end = launched.schedule.drafts.get(request, []), row + samples
+                    ahead = None if scores is None else scores[row:end]
+                    accepted += self._take_samples(request, drafts, tokens[row:end], ahead)
+                elif request.max_total == request.num_prompt == computed + count:
+                    request.finish_reason = "length"
+                    self._outputs.append(_output(request, None, ""))
+                    self._end(request)
+            row, position = row + lines, position + count
+        self.last_step = launched.meter.finish(step, accepted)
         self._counters.add(self.last_step)
 
-    def _take_token(self, request: Request, token: int) -> None:
-        text, token_id = "", None
+    def _take_samples(self, request: Request, drafts: list[int], tokens: list[int], scores: np.ndarray | None) -> int:
+        """Hands a request what was sampled for it, up to the first draft that was wrong, and returns how many drafts
+        were right."""
+        right = num_right(drafts, tokens)
+        request.num_in_flight -= len(tokens)
+        if right < len(drafts):
+            self.scheduler.rejected(request, len(drafts) - right)
+        for index, token in enumerate(tokens[: right + 1]):
+            self._take_token(request, token, None if scores is None else scores[index])
+            if request.finish_reason is not None:
+                break
+        return right
+
+    def _take_token(self, request: Request, token: int, scores: np.ndarray | None) -> None:
+        token_id, logprobs = None, None
         if token == BAD_LOGITS:
-            request.finish_reason = "error"
-            request.error = "the model produced no finite logits; its weights may be damaged"
+            text = request.end_without_token()
         else:
             if request.slot is not None:
                 self.manager.sequences.learned(request.slot, request.num_tokens, token)
             text, token_id = request.append(token), token
-        self._outputs.append(_output(request, token_id, text))
+            if scores is not None and request.params.logprobs is not None:
+                logprobs = token_logprobs(scores, token, request.params.logprobs)
+        self._outputs.append(_output(request, token_id, text, logprobs))
         if request.finish_reason is not None:
             self._end(request)
 
     def _end(self, request: Request) -> None:
-        del self._requests[request.request_id]
+        choices = self._requests[request.request_id]
+        choices.remove(request)
+        if not choices:
+            del self._requests[request.request_id]
         self.scheduler.remove(request)
 
     def check(
@@ -343,38 +387,49 @@ class Engine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
         cache_salt: str | None = None,
     ) -> None:
         """Raises RequestError if this engine cannot take a request.
 
         The prompt is empty, holds an id that is no token, or leaves no room in the context; a parameter names an id
-        that is no token; or an argument is of the wrong type.
+        that is no token, or more log probabilities than `max_logprobs`; the output's form cannot be compiled; or an
+        argument is of the wrong type. Any thread may call this, so that a slow grammar is ready when `add` needs it.
         """
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError("priority", f"must be an integer, not {priority!r}")
-        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
-        if not isinstance(params, SamplingParams):
-            raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
-        if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
-            raise RequestError("prompt", f"must be a list of token ids, not {type(prompt_ids).__name__}")
-        params.check_vocabulary(self.manager.options.vocab_limit)
-        # A tokenizer may know more tokens than the model has embeddings; the device would read another one's.
-        vocab_size, longest = self.manager.options.vocab_limit, self.manager.options.max_model_len
-        if not prompt_ids:
-            raise RequestError("prompt", "is empty; it must have at least one token")
-        for token in prompt_ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise RequestError("prompt", f"{token!r} is not a token id; ids are 0 … {vocab_size - 1}")
-        if len(prompt_ids) >= longest:
-            raise RequestError(
-                "prompt",
-                f"has {len(prompt_ids)} tokens, but the context holds {longest} and must have room for at least one "
-                "more; shorten it or raise max_model_len",
-            )
+        self._intake.check(prompt_ids, params, cache_salt)
+
+    def kept_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The part of a prompt that `truncate_prompt_tokens` keeps: its last tokens."""
+        return self._intake.kept(prompt_ids, params)
 
 
-def _output(request: Request, token_id: int | None, text: str) -> TokenOutput:
+def _waits_for_tokens(schedule: Schedule) -> bool:
+    """Whether a request cannot be given its next token before the one in flight is known."""
+    return any(r.num_in_flight and r.rules is not None and r.rules.waits_for_tokens for r in schedule.requests)
+
+
+def _constrain(schedule: Schedule) -> None:
+    """Adds to a step what the rules of its requests say of the tokens to sample."""
+    step = schedule.step
+    for request, samples in zip(schedule.requests, step.samples.tolist(), strict=True):
+        if samples and request.rules is not None:
+            assert request.slot is not None
+            outputs, known = request.token_ids[request.num_prompt :], request.num_sampled - request.num_prompt
+            constraint = request.rules.constraint(outputs, known, samples)
+            if constraint is not None:
+                step.constraints[request.slot] = constraint
+
+
+def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLogprobs | None = None) -> TokenOutput:
     cached = request.num_cached or 0
-    return TokenOutput(request.request_id, token_id, text, request.finish_reason, request.error, cached)
+    scored, request.prompt_logprobs = request.prompt_logprobs, None
+    return TokenOutput(
+        request.request_id,
+        token_id,
+        text,
+        request.finish_reason,
+        request.error,
+        cached,
+        request.choice,
+        logprobs,
+        None if request.num_unscored else scored,  # of a request that was aborted not all may be known
+    )

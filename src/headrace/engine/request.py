@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
+from headrace.engine.lookup import PromptLookup
 from headrace.engine.prefix import CacheScope, PrefixNode
 from headrace.sampling.params import SamplingParams
+from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from headrace.engine.rules import TokenRules
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -24,6 +31,11 @@ class Request:
         max_total: `token_ids` may grow to this length.
         end_ids: tokens that end generation.
         seed: of the request's draws, 64 bits.
+        choice: which of the choices of the caller's request it is.
+        rules: what its tokens must not be; None for nothing.
+        lookup: guesses its next tokens; None before the first guess.
+        num_unscored: prompt tokens whose log-probabilities are wanted and not known.
+        prompt_logprobs: those of the prompt's tokens so far, None for the first; None as a whole if nobody asks.
         priority: the lower, the sooner; see `Scheduler`.
         scope: with whom it may share pages.
         order: its place among waiting and running requests; the scheduler's.
@@ -50,6 +62,11 @@ class Request:
     seed: int
     detokenizer: IncrementalDetokenizer
     stop: StopMatcher
+    choice: int = 0
+    rules: TokenRules | None = None
+    lookup: PromptLookup | None = None
+    num_unscored: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     priority: int = 0
     scope: CacheScope = field(default_factory=CacheScope)
     order: tuple[int, int] = (0, 0)
@@ -72,6 +89,11 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_output(self) -> int:
+        """Generated tokens known so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
     def num_sampled(self) -> int:
         """Tokens known so far, and those that are being sampled."""
         return len(self.token_ids) + self.num_in_flight
@@ -89,31 +111,67 @@ class Request:
     def append(self, token: int) -> str:
         """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
 
-        An end token ends the request without showing in its text; a stop string is cut off with all that follows.
+        An end token, a stop string in the text or a complete structure ends the request; the first two do not show in
+        the text, but for `include_stop_str_in_output`, nor does what follows. Within the first `min_tokens` tokens no
+        end token or stop string does.
         """
         self.token_ids.append(token)
-        if token in self.end_ids:
+        if self.rules is not None:
+            self.rules.accept(token)
+        is_end = self._may_end and token in self.end_ids
+        hidden = is_end and not self.params.include_stop_str_in_output
+        delta, stopped = self.stop.push("" if hidden else self.detokenizer.push(token), counts=self._may_end)
+        if stopped:
             self.finish_reason = "stop"
-            delta = self._flush()
-        else:
-            delta, stopped = self.stop.push(self.detokenizer.push(token))
-            if stopped:
-                self.finish_reason = "stop"
-            elif self.num_tokens >= self.max_total:
-                self.finish_reason = "length"
-                delta += self._flush()
+        elif is_end or (self.rules is not None and self.rules.is_complete):
+            delta += self._end("stop")
+        elif self.rules is not None and self.rules.error is not None:
+            self.error = self.rules.error
+            delta += self._end("error")
+        elif self.num_tokens >= self.max_total:
+            delta += self._end("length")
         return delta
+
+    def end_without_token(self) -> str:
+        """Ends the request where no token could be sampled, and returns the text that was held back.
+
+        That is its end if the structure is complete, and an error if the rules, or the model, left nothing.
+        """
+        if self.rules is not None and self.rules.is_complete:
+            return self._end("stop")
+        of_rules = None if self.rules is None else self.rules.error
+        self.error = of_rules or "the model produced no finite logits; its weights may be damaged"
+        return self._end("error")
+
+    def take_prompt_scores(self, start: int, scores: np.ndarray) -> None:
+        """Takes the log-probabilities [tokens, …] of the prompt tokens after those from position `start` on, see
+        `StepResult.prompt_scores`; what is known already, or does not continue what is known, is left aside."""
+        top = self.params.num_prompt_logprobs
+        if self.prompt_logprobs is None or top is None:
+            return
+        first = self.num_prompt - self.num_unscored - 1
+        if start <= first:
+            for line in scores[first - start : self.num_prompt - 1 - start]:
+                token = self.token_ids[len(self.prompt_logprobs)]
+                self.prompt_logprobs.append(token_logprobs(line, token, top))
+                self.num_unscored -= 1
 
     def cut_off(self) -> str:
         """Ends the request as aborted and returns the text that was held back."""
-        text = self._flush()
-        self.finish_reason = "abort"
-        return text
+        return self._end("abort")
 
-    def _flush(self) -> str:
-        """Text held back for an unfinished character or a possible stop string. The last may complete a stop too."""
-        delta, stopped = self.stop.push(self.detokenizer.finish())
-        if stopped:
+    @property
+    def _may_end(self) -> bool:
+        """Whether the token taken last may end the request."""
+        return self.num_output > self.params.min_tokens
+
+    def _end(self, reason: FinishReason) -> str:
+        """Ends the request; text held back for an unfinished character or a possible stop string. The character may
+        complete a stop string."""
+        self.finish_reason = reason
+        delta, stopped = self.stop.push(self.detokenizer.finish(), counts=self._may_end)
+        if not stopped:
+            return delta + self.stop.finish()
+        if reason == "length":
             self.finish_reason = "stop"
-            return delta
-        return delta + self.stop.finish()
+        return delta

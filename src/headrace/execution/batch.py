@@ -11,7 +11,10 @@ import numpy as np
 
 from headrace.execution.buckets import Bucket
 from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES, ScheduledStep
-from headrace.execution.sequences import SequenceTable
+from headrace.execution.sequences import NEUTRAL_SAMPLING, SAMPLING_FIELDS, SequenceTable
+
+NOT_SCORED, NO_NEXT = -2, -1
+HAS_MASK, HAS_BIAS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,10 @@ class BatchLayout:
         return tokens // self.page_size + requests + MAX_SHARED_PAGE_UPDATES
 
     def fields(self) -> Iterator[tuple[str, tuple[int, ...], type]]:
-        """Name, shape and element type (4 bytes) of each field, in order."""
+        """Name, shape and element type (4 bytes) of each field, in order.
+
+        Rows are those of a `ScheduledStep`; logits rows are one or more for each of them.
+        """
         tokens, requests = self.bucket
         yield "input_ids", (tokens,), np.int32  # -1: the token that the device sampled last for the row's slot
         yield "positions", (tokens,), np.int32
@@ -42,14 +48,13 @@ class BatchLayout:
         yield "seq_lens", (requests,), np.int32
         yield "prompt_lens", (requests,), np.int32
         yield "slots", (requests,), np.int32  # padding: the number of slots, which is out of range
-        yield "logits_indices", (requests,), np.int32
-        yield "samples", (requests,), np.int32
-        yield "output_positions", (requests,), np.int32
-        yield "temperature", (requests,), np.float32
-        yield "top_k", (requests,), np.int32
-        yield "top_p", (requests,), np.float32
-        yield "min_p", (requests,), np.float32
-        yield "seeds", (requests, 2), np.uint32
+        # The prompt token after the row's last one; `NO_NEXT` if there is none, `NOT_SCORED` if nobody asks.
+        yield "next_ids", (requests,), np.int32
+        yield "logits_rows", (requests,), np.int32  # of each logits row, its row; padding: 0
+        yield "logits_indices", (requests,), np.int32  # and its token
+        yield "samples", (requests,), np.int32  # and whether it samples
+        yield "flags", (requests,), np.int32  # and `HAS_MASK`, `HAS_BIAS`
+        yield "sampling", (requests, len(SAMPLING_FIELDS)), np.int32  # and its parameters, as bits
         yield "page_updates", (self.num_updates, 3), np.int32  # padding: a slot out of range
         yield "num_requests", (1,), np.int32
         yield "num_decodes", (1,), np.int32
@@ -108,14 +113,8 @@ class HostBatch:
         self._set_rows("seq_lens", seq_lens, 0)
         self._set_rows("prompt_lens", prompt_lens, 0)
         self._set_rows("slots", slots, self._num_slots)
-        self._set_rows("logits_indices", ends - 1, 0)
-        self._set_rows("samples", step.samples, 0)
-        self._set_rows("output_positions", seq_lens - prompt_lens, 0)
-        self._set_rows("temperature", table.temperature[slots], 0.0)
-        self._set_rows("top_k", table.top_k[slots], 0)
-        self._set_rows("top_p", table.top_p[slots], 1.0)
-        self._set_rows("min_p", table.min_p[slots], 0.0)
-        self._set_rows("seeds", table.seeds[slots], 0)
+        self._set_rows("next_ids", self._next_ids(step, table, seq_lens, prompt_lens), NOT_SCORED)
+        self._fill_logits_rows(step, table, ends)
 
         updates = v["page_updates"]
         if step.page_updates:
@@ -123,6 +122,38 @@ class HostBatch:
         updates[len(step.page_updates) :] = self._num_slots
         v["num_requests"][0] = rows
         v["num_decodes"][0] = np.count_nonzero(step.num_tokens == 1)
+
+    def _fill_logits_rows(self, step: ScheduledStep, table: SequenceTable, ends: np.ndarray) -> None:
+        counts, total = step.num_logits, step.total_logits
+        rows = self._arange[: len(counts)]
+        if total > len(counts):
+            rows = rows.repeat(counts)
+            firsts = np.cumsum(counts) - counts
+            indices = ends[rows] - counts[rows] + self._arange[:total] - firsts[rows]
+        else:
+            firsts, indices = rows, ends - 1
+        self._set_rows("logits_rows", rows, 0)
+        self._set_rows("logits_indices", indices, 0)
+        self._set_rows("samples", step.samples[rows] > 0, 0)
+        v = self._views["sampling"]
+        v[:total], v[total:] = table.sampling[step.slots[rows]], NEUTRAL_SAMPLING
+        flags = self._views["flags"]
+        flags[:] = 0
+        if step.constraints:
+            for slot, first, count in zip(step.slots.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+                if one := step.constraints.get(slot):
+                    kinds = HAS_MASK * (one.allowed is not None) | HAS_BIAS * (one.bias is not None)
+                    flags[first : first + count] = kinds
+
+    @staticmethod
+    def _next_ids(
+        step: ScheduledStep, table: SequenceTable, seq_lens: np.ndarray, prompt_lens: np.ndarray
+    ) -> np.ndarray:
+        if step.scores_prompt is None:
+            return np.full(len(seq_lens), NOT_SCORED)
+        last = table.token_ids.shape[1] - 1
+        following = table.token_ids[step.slots, np.minimum(seq_lens, last)]
+        return np.where(step.scores_prompt, np.where(seq_lens < prompt_lens, following, NO_NEXT), NOT_SCORED)
 
     def _set_rows(self, name: str, values: np.ndarray, padding: float) -> None:
         view = self._views[name]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,8 @@ from headrace.execution.buckets import (
     token_buckets,
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
+from headrace.execution.constraints import constraint_words, fill_constraints
+from headrace.execution.options import ExecutionOptions
 from headrace.execution.processes import Group
 from headrace.execution.retrace import differences
 from headrace.execution.saved import SavedStep, fingerprint
@@ -42,65 +43,29 @@ from headrace.execution.spread import (
     over_mesh,
 )
 from headrace.execution.state import DeviceState, new_state
-from headrace.execution.step import StepResult, fused_step
+from headrace.execution.step import SamplerOptions, StepResult, fused_step
 from headrace.execution.swap import place_like
 from headrace.execution.transfer import Transfers
-from headrace.kernels.attention import AttentionChoice, attention_for
+from headrace.kernels.attention import attention_for
 from headrace.models.sharding import data_parallel_of, device_spec, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
 log = logging.getLogger(__name__)
 
-CompileGuard = Literal["off", "count", "raise"]
-
-
-@dataclass(frozen=True)
-class ExecutionOptions:
-    """Sizes that the compiled steps depend on; of one data parallel rank, where there are several.
-
-    Attributes:
-        dtype: of keys, values and attention products.
-        num_pages: pages in the pool of each layer.
-        page_size: tokens per page.
-        max_model_len: longest sequence, in tokens.
-        max_num_seqs: slots, and the largest request bucket.
-        max_num_batched_tokens: the largest token bucket.
-        min_input_pad: the smallest request bucket.
-        vocab_limit: ids from here on are never sampled.
-        attention: which attention kernel; see `attention_for`.
-        max_compiled_variants: capacity of the cache of compiled steps.
-        use_aot_forward: compile every step in `compile`; else each at its first use, with a warning.
-        compile_guard: what happens when a step that is compiled ahead of time compiles something all the same: "off",
-            "count" (see `compilations_while_serving`) or "raise".
-        saved_steps: folder where compiled steps are kept for the next start; None keeps none.
-        debug: before each step compare its arguments with what it was compiled for, and name those that differ. It
-            costs some milliseconds.
-    """
-
-    dtype: jnp.dtype
-    num_pages: int
-    page_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    vocab_limit: int
-    attention: AttentionChoice = "auto"
-    min_input_pad: int = 8
-    max_compiled_variants: int = 64
-    use_aot_forward: bool = True
-    compile_guard: CompileGuard = "count"
-    saved_steps: Path | None = None
-    debug: bool = False
-
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """A batch on its way to the device: its bucket, the compiled step, and the packed array there and here."""
+    """A batch on its way to the device: its bucket, the compiled step, and its arrays there, and here as one.
+
+    Attributes:
+        constraints: those of its rows; if none has any, an array that is always there.
+    """
 
     bucket: Bucket
     executable: Executable
     packed: jax.Array
+    constraints: jax.Array
     host: np.ndarray
 
 
@@ -110,6 +75,7 @@ class _Arguments(NamedTuple):
     weights: Any
     state: Any
     packed: Any
+    constraints: Any
 
 
 class ExecutionManager:
@@ -152,6 +118,7 @@ class ExecutionManager:
         self._kernel = attention_for(options.dtype, jax.default_backend(), options.attention)
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch | RankedBatch] = {}
+        self._no_constraints: dict[int, jax.Array] = {}  # by logits rows
         self._new_state = self._device_state if mesh is None else empty_state(self._device_state, mesh)
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
@@ -185,6 +152,8 @@ class ExecutionManager:
         requests = check_paddings("num_reqs_paddings", requests, o.max_num_seqs)
         pairs = bucket_pairs(tokens, requests)
         self._batches = {b: self._batches.get(b) or self._new_batch(b) for b in pairs}
+        sizes = {rows: self._constraints_size((tokens, rows)) for tokens, rows in pairs}
+        self._no_constraints = {rows: self._zeros(size) for rows, size in sizes.items()}
         if o.use_aot_forward:
             meet = None if self._group is None else self._group.meet
             self._compiled.warm_up(pairs, self._lower, self._try_out, threads=threads, progress=progress, meet=meet)
@@ -218,7 +187,7 @@ class ExecutionManager:
             self._check_arguments(prepared)
         before = compilations_in_thread()
         with nullcontext() if self._group is None else self._group.step(prepared.bucket, prepared.host):
-            self._state, result = prepared.executable(self._weights, self._state, prepared.packed)
+            self._state, result = prepared.executable(self._weights, self._state, prepared.packed, prepared.constraints)
         if self.options.compile_guard != "off":
             self._check_compilations(compilations_in_thread() - before, prepared.bucket)
         return result  # type: ignore[no-any-return]
@@ -226,11 +195,12 @@ class ExecutionManager:
     def execute_packed(self, bucket: Bucket, packed: np.ndarray) -> StepResult:
         """Dispatches the step that another process has announced; see `Group.step`."""
         _, executable = self._step_for(*bucket)
-        packed = packed.reshape(self.num_ranks, -1)
-        return self.execute(PreparedBatch(bucket, executable, self.transfers.to_device(packed), packed))
+        lines = packed.reshape(self.num_ranks, -1)
+        size = self._layout(bucket).size
+        return self.execute(self._on_its_way(bucket, executable, lines[:, :size], lines[:, size:], packed))
 
     def _check_arguments(self, prepared: PreparedBatch) -> None:
-        given = _Arguments(self._weights, self._state, prepared.packed)
+        given = _Arguments(self._weights, self._state, prepared.packed, prepared.constraints)
         found = list(differences(self._argument_forms(prepared.bucket), given))
         if found:
             raise StepError(f"arguments that no step was compiled for: {'; '.join(found)}")
@@ -245,8 +215,35 @@ class ExecutionManager:
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
-        host = batch.packed.copy()
-        return PreparedBatch(bucket, executable, self.transfers.to_device(host), host)
+        packed = batch.packed.copy()
+        if not step.constraints:
+            return self._on_its_way(bucket, executable, packed, None, packed)
+        constraints = self._fill_constraints(step, bucket)
+        host = packed if self._group is None else np.concatenate([packed, constraints], axis=-1)
+        return self._on_its_way(bucket, executable, packed, constraints, host)
+
+    def _on_its_way(
+        self,
+        bucket: Bucket,
+        executable: Executable,
+        packed: np.ndarray,
+        constraints: np.ndarray | None,
+        host: np.ndarray,
+    ) -> PreparedBatch:
+        """Begins the transfer of a batch."""
+        if constraints is None or not constraints.size:
+            there = self._no_constraints[bucket[1]]
+        else:
+            there = self.transfers.to_device(constraints)
+        return PreparedBatch(bucket, executable, self.transfers.to_device(packed), there, host)
+
+    def _fill_constraints(self, step: ScheduledStep, bucket: Bucket) -> np.ndarray:
+        """What the batch's rows forbid and prefer, flat; with a mesh a line for each rank."""
+        seqs, vocab = self.options.max_num_seqs, self.spec.vocab_size
+        if self.mesh is None:
+            return fill_constraints(step, bucket[1], vocab).reshape(-1)
+        ranks = [step.of_slots(rank * seqs, seqs) for rank in range(self.num_ranks)]
+        return np.stack([fill_constraints(part, bucket[1], vocab).reshape(-1) for part in ranks])
 
     def _step_for(self, num_tokens: int, num_reqs: int) -> tuple[Bucket, Executable]:
         if self.options.use_aot_forward:
@@ -260,12 +257,27 @@ class ExecutionManager:
             self._compiled.put(bucket, executable)
         return bucket, executable
 
+    def bucket_for(self, num_tokens: int, num_logits: int) -> Bucket:
+        """The bucket (tokens, logits rows) of a step that has so many of both; StepError if none is large enough."""
+        return select_bucket(self._batches, num_tokens, num_logits)
+
     def read_tokens(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
-        """Waits for a step and fetches the tokens [rows] int32 of its rows; see `StepResult.tokens`."""
+        """Waits for a step and fetches the tokens [logits rows] int32 of its rows; see `StepResult.tokens`."""
+        return self._read(result.tokens, step, step.num_logits)
+
+    def read_scores(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
+        """The log-probabilities of what a step sampled, [logits rows, …] int32; see `StepResult.scores`."""
+        return self._read(result.scores, step, step.num_logits)
+
+    def read_prompt_scores(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
+        """Those of the prompt tokens after a step's tokens, [tokens, …] int32; see `StepResult.prompt_scores`."""
+        return self._read(result.prompt_scores, step, step.num_tokens)
+
+    def _read(self, array: jax.Array, step: ScheduledStep, counts: np.ndarray) -> np.ndarray:
         if self._group is not None:
-            self._group.wait(result.tokens)
-        tokens = self.transfers.to_host(result.tokens)
-        return in_step_order(tokens, step.slots, self.options.max_num_seqs, self.num_ranks)
+            self._group.wait(array)
+        lines = self.transfers.to_host(array)
+        return in_step_order(lines, step.slots, counts, self.options.max_num_seqs, self.num_ranks)
 
     def update_graphs(
         self,
@@ -323,6 +335,7 @@ class ExecutionManager:
         """Forgets the compiled steps; `compile` makes them again."""
         self._compiled.clear()
         self._batches.clear()
+        self._no_constraints.clear()
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -344,7 +357,9 @@ class ExecutionManager:
         return BatchLayout(bucket, self.options.page_size)
 
     def _lower(self, bucket: Bucket) -> Any:
-        static = self._device_spec, self._kernel, self._layout(bucket), self.options.vocab_limit
+        o = self.options
+        sampler = SamplerOptions(o.vocab_limit, o.max_logprobs, o.logprobs_mode)
+        static = self._device_spec, self._kernel, self._layout(bucket), sampler
         forms = self._argument_forms(bucket)
 
         def lower(name: str = "fused_step") -> Any:
@@ -366,12 +381,15 @@ class ExecutionManager:
     def _argument_forms(self, bucket: Bucket) -> _Arguments:
         """Shapes instead of arrays: what a step is compiled for."""
         weights, state = self._forms
-        size = self._layout(bucket).size
+        sizes = self._layout(bucket).size, self._constraints_size(bucket)
         if self.mesh is None:
-            return _Arguments(weights, state, jax.ShapeDtypeStruct((size,), jnp.int32))
+            return _Arguments(weights, state, *(jax.ShapeDtypeStruct((size,), jnp.int32) for size in sizes))
         sharding = NamedSharding(self.mesh, PER_RANK)
-        packed = jax.ShapeDtypeStruct((self.num_ranks, size), jnp.int32, sharding=sharding)
-        return _Arguments(weights, state, packed)
+        shapes = [(self.num_ranks, size) for size in sizes]
+        return _Arguments(weights, state, *(jax.ShapeDtypeStruct(s, jnp.int32, sharding=sharding) for s in shapes))
+
+    def _constraints_size(self, bucket: Bucket) -> int:
+        return bucket[1] * constraint_words(self.spec.vocab_size)
 
     def _try_out(self, bucket: Bucket, executable: Executable) -> None:
         """Runs a fresh step once without rows, if it is for decoding: what XLA prepares at a first call, 0.3 s of one
@@ -382,7 +400,8 @@ class ExecutionManager:
         empty = np.empty(0, np.int32)
         batch = self._batches[bucket]
         batch.fill(ScheduledStep(empty, empty, empty, empty), self.sequences)
-        self._state, result = executable(self._weights, self._state, self.transfers.to_device(batch.packed.copy()))
+        packed = self.transfers.to_device(batch.packed.copy())
+        self._state, result = executable(self._weights, self._state, packed, self._no_constraints[bucket[1]])
         result.tokens.block_until_ready()
 
     def _device_state(self) -> DeviceState:
@@ -393,6 +412,10 @@ class ExecutionManager:
     def _new_batch(self, bucket: Bucket) -> HostBatch | RankedBatch:
         layout, num_slots = self._layout(bucket), self.options.max_num_seqs
         return HostBatch(layout, num_slots) if self.mesh is None else RankedBatch(layout, num_slots, self.num_ranks)
+
+    def _zeros(self, size: int) -> jax.Array:
+        """An array of the form of a batch's constraints."""
+        return self.transfers.to_device(np.zeros(size if self.mesh is None else (self.num_ranks, size), np.int32))
 
     def _form_of(self, array: jax.Array) -> jax.ShapeDtypeStruct:
         sharding = None if self.mesh is None else array.sharding

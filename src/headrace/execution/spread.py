@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -18,9 +18,11 @@ from headrace.execution.step import StepResult
 from headrace.layers.parallel import TP
 from headrace.models.sharding import DP
 
+_FOR_THE_HOST = ("tokens", "scores", "prompt_scores")
+
 PER_RANK = PartitionSpec(DP)  # each rank has its own, along the first axis; the devices of a rank have the same
 
-StepFunction = Callable[[Any, DeviceState, jax.Array], tuple[DeviceState, StepResult]]
+StepFunction = Callable[[Any, DeviceState, jax.Array, jax.Array], tuple[DeviceState, StepResult]]
 
 
 def state_specs() -> DeviceState:
@@ -37,29 +39,35 @@ def over_mesh(step: StepFunction, mesh: Mesh, weights: Any) -> StepFunction:
     its rank. Devices of different ranks have nothing to tell each other.
 
     Args:
-        step: (weights, state, packed) -> (state, result), of one device.
+        step: (weights, state, packed, constraints) -> (state, result), of one device.
         weights: pytree of arrays or forms that says how the weights lie.
 
     Returns:
-        A function of the same arguments, where `packed` is [ranks, size] and the result's arrays have the rows of all
-        ranks, one rank after the other. Where several processes share the ranks each has the tokens of all.
+        A function of the same arguments, where `packed` and `constraints` are [ranks, size] and the result's arrays
+        have the rows of all ranks, one rank after the other. Where several processes share the ranks each has the
+        tokens of all, and what is known of them.
     """
     everywhere = jax.process_count() > 1 and mesh.shape[DP] > 1
 
-    def one_device(weights: Any, state: DeviceState, packed: jax.Array) -> tuple[DeviceState, StepResult]:
-        state, result = step(weights, state, packed[0])
+    def one_device(
+        weights: Any, state: DeviceState, packed: jax.Array, constraints: jax.Array
+    ) -> tuple[DeviceState, StepResult]:
+        state, result = step(weights, state, packed[0], constraints[0])
         if everywhere:
-            tokens = jax.lax.all_gather(result.tokens, DP, tiled=True)
-            result = StepResult(tokens, result.logits, result.hidden)
+            gathered = {name: jax.lax.all_gather(getattr(result, name), DP, tiled=True) for name in _FOR_THE_HOST}
+            result = replace(result, **gathered)
         return state, result
 
     weight_specs = jax.tree.map(lambda leaf: leaf.sharding.spec, weights)
-    tokens = PartitionSpec() if everywhere else PER_RANK
+    result_specs: dict[str, Any] = {
+        field.name: PartitionSpec() if everywhere and field.name in _FOR_THE_HOST else PER_RANK
+        for field in fields(StepResult)
+    }
     return jax.shard_map(
         one_device,
         mesh=mesh,
-        in_specs=(weight_specs, state_specs(), PER_RANK),
-        out_specs=(state_specs(), StepResult(tokens, PER_RANK, PER_RANK)),  # type: ignore[arg-type]
+        in_specs=(weight_specs, state_specs(), PER_RANK, PER_RANK),
+        out_specs=(state_specs(), StepResult(**result_specs)),
         check_vma=False,  # the devices of a rank compute the same tokens, which JAX cannot see
     )
 
@@ -90,25 +98,29 @@ class RankedBatch:
 
 
 def largest_rank(step: ScheduledStep, num_slots: int, num_ranks: int) -> tuple[int, int]:
-    """The most tokens and the most rows that any rank has in a step; ranks have `num_slots` slots each."""
+    """The most tokens and the most logits rows that any rank has in a step; ranks have `num_slots` slots each."""
     if num_ranks == 1:
-        return step.total_tokens, len(step.slots)
+        return step.total_tokens, step.total_logits
     ranks = step.slots // num_slots
     tokens = np.bincount(ranks, step.num_tokens, num_ranks)
-    return int(tokens.max()), int(np.bincount(ranks, minlength=num_ranks).max())
+    return int(tokens.max()), int(np.bincount(ranks, step.num_logits, num_ranks).max())
 
 
-def in_step_order(result: np.ndarray, slots: np.ndarray, num_slots: int, num_ranks: int) -> np.ndarray:
-    """The rows of a step from an array of its result [ranks * requests], where those of one rank follow another's.
+def in_step_order(
+    result: np.ndarray, slots: np.ndarray, counts: np.ndarray, num_slots: int, num_ranks: int
+) -> np.ndarray:
+    """The lines of a step's rows, in their order, from an array of its result, where those of one rank and its padding
+    come before those of the next.
 
     Args:
+        result: [ranks * lines of a rank, …].
         slots: [rows] of the step.
+        counts: [rows], how many lines each row has.
     """
     if num_ranks == 1:
-        return result[: len(slots)]
-    ranks, lines = slots // num_slots, result.reshape(num_ranks, -1)
-    counts = np.bincount(ranks, minlength=num_ranks)
-    rows = np.empty(len(slots), result.dtype)
-    for rank, count in enumerate(counts.tolist()):
+        return result[: counts.sum()]
+    ranks, lines = np.repeat(slots // num_slots, counts), result.reshape(num_ranks, -1, *result.shape[1:])
+    rows = np.empty((len(ranks), *result.shape[1:]), result.dtype)
+    for rank, count in enumerate(np.bincount(ranks, minlength=num_ranks).tolist()):
         rows[ranks == rank] = lines[rank, :count]
     return rows

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from headrace.execution.batch import BatchLayout
+from headrace.execution.batch import HAS_BIAS, HAS_MASK, BatchLayout
+from headrace.execution.prompt_scores import score_prompts
+from headrace.execution.sequences import SAMPLING_FIELDS
 from headrace.execution.state import DeviceState
 from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.models import decoder
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
+from headrace.sampling.constraints import constrain
+from headrace.sampling.logprobs import scores
+from headrace.sampling.penalties import PenaltyRows, penalise
 from headrace.sampling.sampler import NO_TOKEN, SamplingRows, sample
+
+LogprobsMode = Literal["raw", "processed"]
 
 
 @jax.tree_util.register_dataclass
@@ -21,33 +30,57 @@ from headrace.sampling.sampler import NO_TOKEN, SamplingRows, sample
 class StepResult:
     """What a step leaves on the device besides the state; only what is asked for crosses to the host.
 
+    Logits rows are those of the step's rows, in their order; see `ScheduledStep.num_logits`.
+
     Attributes:
-        tokens: [requests] int32, the sampled token; `NO_TOKEN` where the row does not sample, `BAD_LOGITS` where it
+        tokens: [logits rows] int32, the sampled token; `NO_TOKEN` where the row does not sample, `BAD_LOGITS` where it
             had nothing to choose from.
-        logits: [requests, vocab] float32 at each row's last token, before sampling.
-        hidden: [requests, hidden] float32, the last hidden states behind those logits.
+        scores: [logits rows, score_columns(max_logprobs)] int32, how likely what was sampled is, where that is asked
+            for; see `logprobs.scores`.
+        prompt_scores: [tokens, score_columns(max_logprobs)] int32, the same of the prompt token after each token.
+        logits: [logits rows, vocab] float32, as the model gives them.
+        hidden: [logits rows, hidden] float32, the last hidden states behind those logits.
     """
 
     tokens: jax.Array
+    scores: jax.Array
+    prompt_scores: jax.Array
     logits: jax.Array
     hidden: jax.Array
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """What sampling depends on and does not change from step to step.
+
+    Attributes:
+        vocab_limit: ids from here on have no token and are never sampled.
+        max_logprobs: most log-probabilities of other tokens that a request may ask for at each position.
+        logprobs_mode: of the model's own distribution ("raw"), or of what is drawn from ("processed"). Prompt tokens
+            are always scored by the model's own.
+    """
+
+    vocab_limit: int
+    max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw"
 
 
 def fused_step(
     spec: DecoderSpec,
     kernel: AttentionKernel,
     layout: BatchLayout,
-    vocab_limit: int,
+    options: SamplerOptions,
     weights: DecoderWeights,
     state: DeviceState,
     packed: jax.Array,
+    constraints: jax.Array,
 ) -> tuple[DeviceState, StepResult]:
-    """Gather tokens, run the decoder over the pages, take logits at each row's last token, sample, update the state.
+    """Gather tokens, run the decoder over the pages, take logits at each row's last tokens, sample, update the state.
 
     Args:
-        layout: layout of `packed`; static, as are the arguments before it.
-        vocab_limit: ids from here on have no token and are never sampled.
+        layout: layout of `packed`; static, as are the other arguments before `weights`.
         packed: [layout.size] int32.
+        constraints: [logits rows * words] int32, see `fill_constraints`; only read where a row's flags say so.
     """
     batch = layout.unpack(packed)
     updates = batch["page_updates"]
@@ -57,20 +90,35 @@ def fused_step(
     token_slots = batch["slots"].at[batch["token_rows"]].get(mode="clip")
     from_device = state.last_tokens.at[token_slots].get(mode="clip")
     tokens = jnp.where(batch["input_ids"] < 0, from_device, batch["input_ids"])
+    places = state.page_tokens.reshape(-1).at[ragged.write_index]
+    page_tokens = places.set(tokens, mode="drop", unique_indices=True).reshape(state.page_tokens.shape)
     prompt_lens = batch["prompt_lens"].at[batch["token_rows"]].get(mode="clip")
     hidden, pages = decoder.decode(spec, kernel, weights, state.pages, tokens, prompt_lens, ragged)
 
     last_hidden = hidden[batch["logits_indices"]]
-    logits = decoder.logits(spec, weights, last_hidden)
+    logits_of = partial(_logits, spec, weights, options.vocab_limit)
+    logits = logits_of(last_hidden)
+    samples, slots = batch["samples"] > 0, batch["slots"][batch["logits_rows"]]
+    with jax.named_scope("sample"):
+        wanted = penalise(logits, penalty_rows(batch), page_tokens, page_table.at[slots].get(mode="clip"))
+        wanted = constrain(wanted, *_constraints(batch, constraints))
+        sampled = sample(wanted, sampling_rows(batch))
+    with jax.named_scope("logprobs"):
+        asks = samples & (_sampling(batch)["logprobs"] > 0)
+        scored = scores(logits, jnp.maximum(sampled, 0), asks, options.max_logprobs)
+        prompt_scored = score_prompts(logits_of, hidden, tokens, batch, options.max_logprobs)
+    # Of several samples of one row any may come last here: the host decides which holds, and sends it.
+    written = jnp.where(samples, slots, state.last_tokens.shape[0])
+    last_tokens = state.last_tokens.at[written].set(jnp.maximum(sampled, 0), mode="drop")
+    result = StepResult(jnp.where(samples, sampled, NO_TOKEN), scored, prompt_scored, logits, last_hidden)
+    return DeviceState(pages, page_table, page_tokens, last_tokens), result
+
+
+def _logits(spec: DecoderSpec, weights: DecoderWeights, vocab_limit: int, hidden: jax.Array) -> jax.Array:
+    logits = decoder.logits(spec, weights, hidden)
     if vocab_limit < logits.shape[1]:
         logits = jnp.where(jnp.arange(logits.shape[1]) < vocab_limit, logits, -jnp.inf)
-    with jax.named_scope("sample"):
-        sampled = sample(logits, _sampling_rows(batch))
-    samples = batch["samples"] > 0
-    written = jnp.where(samples, batch["slots"], state.last_tokens.shape[0])
-    last_tokens = state.last_tokens.at[written].set(jnp.maximum(sampled, 0), mode="drop")
-    result = StepResult(jnp.where(samples, sampled, NO_TOKEN), logits, last_hidden)
-    return DeviceState(pages, page_table, last_tokens), result
+    return logits
 
 
 def ragged_batch(batch: dict[str, jax.Array], page_table: jax.Array, page_size: int, num_pages: int) -> RaggedBatch:
@@ -95,7 +143,40 @@ def ragged_batch(batch: dict[str, jax.Array], page_table: jax.Array, page_size: 
     )
 
 
-def _sampling_rows(batch: dict[str, jax.Array]) -> SamplingRows:
-    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "output_positions")
-    # One choice per request so far; its index is part of the key all the same.
-    return SamplingRows(choices=jnp.zeros_like(batch["top_k"]), **{name: batch[name] for name in names})
+def sampling_rows(batch: dict[str, jax.Array]) -> SamplingRows:
+    """The sampling parameters of the logits rows of an unpacked batch."""
+    values = _sampling(batch)
+    return SamplingRows(
+        **{name: values[name] for name in ("temperature", "top_k", "top_p", "min_p")},
+        seeds=jnp.stack([values["seed_high"], values["seed_low"]], axis=1),
+        choices=values["choice"],
+        output_positions=_history_lens(batch) - batch["prompt_lens"][batch["logits_rows"]],
+    )
+
+
+def penalty_rows(batch: dict[str, jax.Array]) -> PenaltyRows:
+    """What the penalties of the logits rows of an unpacked batch depend on."""
+    values = _sampling(batch)
+    return PenaltyRows(
+        **{name: values[name] for name in ("repetition", "presence", "frequency")},
+        prompt_lens=batch["prompt_lens"][batch["logits_rows"]],
+        history_lens=_history_lens(batch),
+    )
+
+
+def _sampling(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {
+        name: jax.lax.bitcast_convert_type(batch["sampling"][:, column], jnp.dtype(dtype))
+        for column, (name, dtype) in enumerate(SAMPLING_FIELDS.items())
+    }
+
+
+def _history_lens(batch: dict[str, jax.Array]) -> jax.Array:
+    """[logits rows] int32, tokens up to and with the one behind a row's logits."""
+    return batch["positions"][batch["logits_indices"]] + 1
+
+
+def _constraints(batch: dict[str, jax.Array], constraints: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Words [logits rows, words] uint32, and which rows [logits rows] have a mask and a bias in them."""
+    words = jax.lax.bitcast_convert_type(constraints, jnp.uint32).reshape(batch["flags"].shape[0], -1)
+    return words, batch["flags"] & HAS_MASK > 0, batch["flags"] & HAS_BIAS > 0

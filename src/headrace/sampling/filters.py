@@ -41,7 +41,10 @@ class Edge(NamedTuple):
 def block_sums(x: jax.Array) -> jax.Array:
     """x [rows, n] -> sums [rows, ceil(n / BLOCK)] of `BLOCK` consecutive columns."""
     rows, n = x.shape
-    return row_sum(jnp.pad(x, ((0, 0), (0, -n % BLOCK))).reshape(rows, -1, BLOCK))
+    sums = row_sum(jnp.pad(x, ((0, 0), (0, -n % BLOCK))).reshape(rows, -1, BLOCK))
+    # Or XLA would make one sum of a sum of these, in an order that depends on the number of rows.
+    barred: jax.Array = jax.lax.optimization_barrier(sums)
+    return barred
 
 
 def total(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Bounds that the host and the compiled step share."""
+"""Bounds that the host and the compiled step share. No JAX here."""
 
 from __future__ import annotations
 

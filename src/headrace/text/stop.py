@@ -11,30 +11,32 @@ class StopMatcher:
     """Cuts a text off before the first stop string in it, however the text is cut into deltas.
 
     The stop string that is complete first wins; of several that end at the same character, the longest. Only text that
-    may be the start of a stop string is held back. Each character costs amortised constant time per stop string
-    (Knuth, Morris and Pratt's search).
+    may be the start of a stop string is held back: less than the longest of them. Each character costs amortised
+    constant time per stop string (Knuth, Morris and Pratt's search).
 
     Args:
         stops: the stop strings; none at all is fine.
+        include: cut the text off after the stop string, not before it.
 
     Raises:
         RequestError: a stop string is empty.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         if "" in stops:
             raise RequestError("stop", "a stop string must not be empty")
-        self._stops = list(stops)
+        self._stops, self._include = list(stops), include
         self._borders = [_borders(stop) for stop in stops]
         # For each stop string, how many of its characters the text so far ends with.
         self._matched = [0] * len(self._stops)
         self._held = ""
         self._stopped = False
 
-    def push(self, delta: str) -> tuple[str, bool]:
+    def push(self, delta: str, *, counts: bool = True) -> tuple[str, bool]:
         """Take the next piece of text; return what may be shown of it, and whether a stop string was found.
 
-        After a stop string, there is no more text to show.
+        A stop string that ends in a piece that does not count is none. After a stop string, there is no more text to
+        show.
         """
         if self._stopped:
             return "", True
@@ -42,10 +44,11 @@ class StopMatcher:
             return delta, False
         text = self._held + delta
         for position in range(len(self._held), len(text)):
-            if length := self._advance(text[position]):
+            length = self._advance(text[position])
+            if length and counts:
                 self._stopped = True
                 self._held = ""
-                return text[: position + 1 - length], True
+                return text[: position + 1 - (0 if self._include else length)], True
         safe = len(text) - max(self._matched, default=0)
         self._held = text[safe:]
         return text[:safe], False
@@ -66,6 +69,7 @@ class StopMatcher:
                 matched += 1
             if matched == len(stop):
                 found = max(found, matched)
+                matched = self._borders[index][-1]
             self._matched[index] = matched
         return found
 

@@ -1,0 +1,170 @@
+"""Whether what a request gets depends on anything but the request, on a real model, and what it costs that it does not.
+
+    python bench/invariance.py smollm2 --requests 1000 --dtype bfloat16
+    python bench/invariance.py smollm2 --cost
+
+Each request runs alone in an engine without prefix cache whose steps take whole prompts, and then among all others in
+engines whose batches, chunks, buckets, cache hits and preemptions are random. Tokens and log-probabilities must be
+equal in each bit. `--cost` measures decoding with and without the two measures that fix the bits of products and sums;
+attention's fixed tiles stay, for there is no other kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from typing import Any
+
+from headrace import LLM, SamplingParams
+from headrace.engine.engine import Engine, TokenOutput
+from headrace.layers import linear, reduce
+
+WORDS = (
+    *[
+        "the",
+        "of",
+        "river",
+        "stone",
+        "light",
+        "under",
+        "seven",
+        "because",
+        "window",
+        "salt",
+        "music",
+        "never",
+        "green",
+        "however",
+        "train",
+    ],
+    "1984",
+    "π",
+)
+
+
+def requests(llm: LLM, count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
+    """Random prompts, some of which begin alike, and random parameters."""
+    rng = random.Random(seed)
+    beginnings = [" ".join(rng.choices(WORDS, k=40)) for _ in range(8)]
+    made = []
+    for _ in range(count):
+        text = rng.choice([*beginnings, "", ""]) + " ".join(rng.choices(WORDS, k=rng.randrange(1, 30)))
+        params = SamplingParams(
+            max_tokens=rng.choice([1, 2, 4, 8, 8, 24]),
+            temperature=rng.choice([0.0, 0.0, 0.7, 1.2]),
+            top_k=rng.choice([0, 0, 20]),
+            top_p=rng.choice([1.0, 1.0, 0.9]),
+            min_p=rng.choice([0.0, 0.0, 0.05]),
+            presence_penalty=rng.choice([0.0, 0.0, 0.8]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
+            logprobs=rng.choice([0, 2, 5]),
+            prompt_logprobs=rng.choice([None, None, None, 1]),
+            seed=rng.getrandbits(63),
+            ignore_eos=True,
+        )
+        made.append((llm.tokenizer.encode(text), params))
+    return made
+
+
+def facts(outputs: list[TokenOutput]) -> list[Any]:
+    """What a caller gets of a request."""
+    return [(o.token_id, o.text, o.finish_reason, o.logprobs, o.prompt_logprobs) for o in outputs]
+
+
+def together(engine: Engine, cases: list[tuple[list[int], SamplingParams]], rng: random.Random) -> list[list[Any]]:
+    """All requests at random times in one engine, in random order; what each gets."""
+    waiting, got = rng.sample(range(len(cases)), len(cases)), [[] for _ in cases]
+    while waiting or engine.has_unfinished:
+        while waiting and (rng.random() < 0.5 or not engine.has_unfinished):
+            i = waiting.pop()
+            engine.add(str(i), *cases[i])
+        for output in engine.step():
+            got[int(output.request_id)].append(output)
+    return [facts(outputs) for outputs in got]
+
+
+def invariance(model: str, dtype: str, count: int, seed: int) -> int:
+    """The number of requests that did not get what they get alone."""
+    memory = 256 << 20
+    llm = LLM(model, dtype=dtype, max_num_seqs=1, max_model_len=512, prefix_caching=False, kv_cache_bytes=memory)
+    cases = requests(llm, count, seed)
+    begin, alone = time.perf_counter(), []
+    for i, (ids, params) in enumerate(cases):
+        llm.engine.add("x", ids, params)
+        outputs: list[TokenOutput] = []
+        while llm.engine.has_unfinished:
+            outputs += llm.engine.step()
+        alone.append(facts(outputs))
+        if i % 100 == 99:
+            print(f"{i + 1} alone, {time.perf_counter() - begin:.0f} s", flush=True)
+    page = (
+        llm.engine.manager.options.page_size * llm.engine.manager.spec.num_kv_heads * llm.engine.manager.spec.head_dim
+    )
+    page_bytes = page * 2 * len(llm.engine.manager.spec.layers) * (4 if dtype == "float32" else 2)
+    del llm
+    wrong: set[int] = set()
+    # Plenty of room and large chunks; few pages and small chunks, so that requests are preempted.
+    for chunk, pages in ((512, 1000), (48, 20)):
+        llm = LLM(
+            model, dtype=dtype, max_model_len=512, max_num_batched_tokens=chunk, kv_cache_bytes=pages * page_bytes
+        )
+        begin = time.perf_counter()
+        got = together(llm.engine, cases, random.Random(seed + chunk))
+        wrong |= {i for i, (mine, right) in enumerate(zip(got, alone, strict=True)) if mine != right}
+        metrics = llm.engine.metrics
+        print(
+            f"{dtype}, chunks of {chunk}, {metrics.pages} pages: {time.perf_counter() - begin:.0f} s, "
+            f"{metrics.preemptions} preemptions, {metrics.prefix_hit_tokens} tokens from the cache, "
+            f"{metrics.compilations} compilations, {count - len(wrong)} of {count} equal",
+            flush=True,
+        )
+        del llm
+    return len(wrong)
+
+
+def decode_rate(model: str, dtype: str, batch: int) -> float:
+    """Tokens per second of a batch that decodes."""
+    llm = LLM(model, dtype=dtype, max_model_len=512, max_num_seqs=batch)
+    for i in range(batch):
+        llm.engine.add(str(i), [300 + i] * 30, SamplingParams(max_tokens=90, temperature=0, ignore_eos=True))
+    for _ in range(20):
+        llm.engine.step()
+    begin = time.perf_counter()
+    for _ in range(50):
+        llm.engine.step()
+    return 50 * batch / (time.perf_counter() - begin)
+
+
+def cost(model: str, dtype: str) -> None:
+    """Decoding with fixed bits and without, by turns."""
+    fixed = linear.MIN_ROWS, reduce.MIN_SUMMED
+    for batch in (1, 2, 8, 32):
+        rates: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(3):
+            for invariant in (True, False):
+                linear.MIN_ROWS, reduce.MIN_SUMMED = fixed if invariant else (1, 1)
+                rates[invariant].append(decode_rate(model, dtype, batch))
+        with_bits, without = (max(rates[invariant]) for invariant in (True, False))
+        print(f"{dtype} B={batch}: {with_bits:.1f} tok/s with fixed bits, {without:.1f} without", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cost", action="store_true")
+    args = parser.parse_args()
+    if args.cost:
+        cost(args.model, args.dtype)
+        return
+    wrong = invariance(args.model, args.dtype, args.requests, args.seed)
+    print(f"{args.requests - wrong} of {args.requests} requests equal their solo run in every bit")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""From what a caller asks for to requests: the checks, the prompt that is kept, and a request for each choice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.config import EngineConfig
+from headrace.engine.prefix import CacheScope
+from headrace.engine.request import Request
+from headrace.engine.rules import TokenRules
+from headrace.errors import RequestError
+from headrace.execution.manager import ExecutionManager
+from headrace.sampling.params import SamplingParams
+from headrace.structured.compiler import GrammarCompiler
+from headrace.text.detokenizer import IncrementalDetokenizer
+from headrace.text.stop import StopMatcher
+from headrace.text.tokenizer import Tokenizer
+
+
+class Intake:
+    """Makes requests that the engine can take, and refuses all others."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._options, self._spec = manager.options, manager.spec
+        self._grammars = GrammarCompiler(tokenizer, manager.spec.vocab_size)
+        self._seeds = random.Random(config.seed)
+
+    def requests(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, cache_salt: str | None
+    ) -> list[Request]:
+        """The request's choices, in order. They have one seed; the first brings what is said of the prompt.
+
+        Raises:
+            RequestError: what `check` refuses.
+        """
+        self.check(prompt_ids, params, cache_salt)
+        ids = self.kept(prompt_ids, params)
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        scope = CacheScope(salt=cache_salt, rope_length=self._spec.rope_length(len(ids)))
+        return [self._choice(choice, request_id, ids, params, seed, scope) for choice in range(params.n)]
+
+    def _choice(
+        self, choice: int, request_id: str, ids: list[int], params: SamplingParams, seed: int, scope: CacheScope
+    ) -> Request:
+        scored = params.num_prompt_logprobs is not None and choice == 0
+        return Request(
+            request_id=request_id,
+            token_ids=[*ids],
+            num_prompt=len(ids),
+            params=params,
+            max_total=min(len(ids) + params.max_tokens, self._options.max_model_len),
+            end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.eos_ids),
+            seed=seed,
+            detokenizer=IncrementalDetokenizer(self._tokenizer, skip_special=params.skip_special_tokens),
+            stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
+            choice=choice,
+            rules=self._rules(params),
+            num_unscored=len(ids) - 1 if scored else 0,
+            prompt_logprobs=[None] if scored else None,
+            priority=params.priority,
+            scope=scope,
+        )
+
+    def _rules(self, params: SamplingParams) -> TokenRules | None:
+        outputs = params.structured_outputs
+        grammar = None if outputs is None else self._grammars.compile(outputs).start()
+        return TokenRules.of(params, self._tokenizer, self._spec.vocab_size, grammar)
+
+    def kept(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The part of a prompt that `truncate_prompt_tokens` keeps: the last tokens."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return [*prompt_ids]
+        return [*prompt_ids[-(self._longest(params) if most < 0 else most) :]]
+
+    def _longest(self, params: SamplingParams) -> int:
+        """Most tokens that a prompt may have: what generates something needs room for it."""
+        return self._options.max_model_len - min(params.max_tokens, 1)
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams, cache_salt: str | None) -> None:
+        """Refuses what `Engine.check` says."""
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
+        if not isinstance(params, SamplingParams):
+            raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
+        if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
+            raise RequestError("prompt", f"must be a list of token ids, not {type(prompt_ids).__name__}")
+        most = self._config.max_queued_requests
+        if most is not None and params.n > most:
+            raise RequestError("n", f"is {params.n}, but only {most} requests may wait (max_queued_requests)")
+        # A tokenizer may know more tokens than the model has embeddings; the device would read another one's.
+        params.check_vocabulary(self._options.vocab_limit)
+        params.check_logprobs(self._config.max_logprobs)
+        self._check_prompt(prompt_ids, params)
+        self._rules(params)  # compiled grammars are kept, so `requests` finds it
+
+    def _check_prompt(self, prompt_ids: Sequence[Any], params: SamplingParams) -> None:
+        vocab_size, longest = self._options.vocab_limit, self._longest(params)
+        if not prompt_ids:
+            raise RequestError("prompt", "is empty; it must have at least one token")
+        for token in prompt_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RequestError("prompt", f"{token!r} is not a token id; ids are 0 … {vocab_size - 1}")
+        if (length := len(self.kept(prompt_ids, params))) > longest:
+            room = " and must have room for at least one more" if params.max_tokens else ""
+            raise RequestError(
+                "prompt",
+                f"has {length} tokens, but the context holds {self._options.max_model_len}{room}; shorten it or raise "
+                "max_model_len",
+            )

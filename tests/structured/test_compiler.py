@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import RequestError
+from headrace.sampling.structured import StructuredOutputs
+from headrace.structured.compiler import MAX_GRAMMARS, GrammarCompiler
+from headrace.text.tokenizer import Tokenizer
+from structured.walks import Walker, allowed_ids
+from text.vocabularies import byte_level_backend, gguf_tokenizer, wrap
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return wrap(byte_level_backend())
+
+
+@pytest.fixture
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size)
+
+
+def test_the_grammars_used_last_are_kept(compiler: GrammarCompiler) -> None:
+    first, second = StructuredOutputs(choice=["first"]), StructuredOutputs(choice=["second"])
+    grammars = compiler.compile(first), compiler.compile(second)
+    for i in range(MAX_GRAMMARS - 2):
+        compiler.compile(StructuredOutputs(choice=[str(i)]))
+    assert compiler.compile(first) is grammars[0]
+    compiler.compile(StructuredOutputs(choice=["one more"]))
+    assert compiler.compile(first) is grammars[0]
+    assert compiler.compile(second) is not grammars[1]
+
+
+def test_a_refusal_is_remembered_and_raised_each_time(compiler: GrammarCompiler) -> None:
+    for _ in range(3):
+        with pytest.raises(RequestError, match=r"structured_outputs.regex: .*unclosed group"):
+            compiler.compile(StructuredOutputs(regex="(a"))
+
+
+def test_threads_that_ask_at_once_get_the_same_grammar(smollm2_path: Path) -> None:
+    tokenizer = gguf_tokenizer(smollm2_path)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    forms = [StructuredOutputs(json={"const": i}) for i in range(4)]
+    start = threading.Barrier(16)
+
+    def compile(i: int) -> object:
+        start.wait()
+        return compiler.compile(forms[i % 4])
+
+    with ThreadPoolExecutor(16) as threads:
+        grammars = [*threads.map(compile, range(16))]
+    assert len({id(grammar) for grammar in grammars}) == 4
+
+
+def test_outputs_of_one_grammar_do_not_disturb_each_other(smollm2_path: Path) -> None:
+    """The same walks at once, in eight threads, as one after the other."""
+    tokenizer = gguf_tokenizer(smollm2_path)
+    grammar = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(StructuredOutputs(json_object=True))
+
+    def walk(seed: int) -> bytes:
+        return Walker(tokenizer, tokenizer.vocab_size, seed).walk(grammar, 60).text
+
+    alone = [walk(seed) for seed in range(24)]
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(walk, range(24))] == alone
+
+
+def test_a_mask_stays_until_a_token_is_accepted(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    state = compiler.compile(StructuredOutputs(choice=["ab", "ac", "b"])).start()
+    (a,) = tokenizer.encode("a")
+    before = state.mask()
+    assert state.mask() is before
+    state.accept(a)
+    assert {tokenizer.token_bytes(id) for id in allowed_ids(state.mask())} == {b"b", b"c"}
+    assert state.mask() is state.mask()
+    assert a in allowed_ids(before)
+
+
+def test_a_token_that_the_grammar_does_not_allow_is_an_error(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    state = compiler.compile(StructuredOutputs(choice=["ab"])).start()
+    state.accept(tokenizer.encode("x")[0])
+    assert state.error is not None
+    assert state.error.startswith("the grammar failed: ")
+    assert "\n" not in state.error
+    assert not state.mask().any()
+    state.accept(tokenizer.encode("a")[0])  # nothing more becomes of it
+    assert not state.is_stopped

@@ -1,0 +1,90 @@
+"""Grammars that would keep the library busy for ever, exhaust memory or overflow the stack."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import string
+from typing import Any
+
+import pytest
+
+from headrace.errors import RequestError
+from headrace.sampling.structured import StructuredOutputs
+from headrace.structured.compiler import GrammarCompiler
+from headrace.structured.grammar import grammar_text
+from headrace.structured.trial import GrammarTrial
+from text.vocabularies import byte_level_backend, wrap
+
+NAMES = ["".join(letters) for letters in itertools.product(string.ascii_letters, repeat=3)]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    tokenizer = wrap(byte_level_backend())
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size)
+
+
+def chain(rule: str, length: int) -> str:
+    return "start: r0\n" + "".join(rule.format(i, i + 1) for i in range(length)) + f'r{length}: "a"'
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "patterns in allOf": {"json": {"allOf": [{"pattern": f"a{i}"} for i in range(40)]}},
+    "multiple of a large prime": {"json": {"type": "integer", "multipleOf": 999_983}},
+    "thousands of properties": {"json": {"properties": {name: {} for name in NAMES[:12_000]}}},
+    "thousands of objects": {"json": {"anyOf": [{"properties": {name: {}}} for name in NAMES[:5_000]]}},
+    "a chain of references": {"json": {
+        "$ref": "#/$defs/0",
+        "$defs": {str(i): {"properties": {"a": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(4_000)} | {"4000": {}},
+    }},
+    "deep nesting": {"json": json.loads('{"items":' * 300 + "{}" + "}" * 300)},
+    "references that go round": {"json": {
+        "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+    }},
+    "optional letters": {"regex": r"\w?" * 50_000},
+    "nested repetitions": {"regex": "((a{1,1000}){1,1000}){1,1000}"},
+    "a chain of rules": {"grammar": chain("r{}: r{}\n", 15_000)},
+    "a chain of options": {"grammar": chain("r{}: r{}?\n", 15_000)},
+    "a rule that never ends": {"grammar": 'start: start "a"'},
+    "brackets": {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "doubled terminals": {
+        "grammar": "start: R0\n" + "".join(f"R{i}: R{i + 1} R{i + 1}\n" for i in range(60)) + 'R60: "a"',
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", HOSTILE.values(), ids=HOSTILE)
+def test_it_is_refused_and_the_next_one_is_not(fields: dict[str, Any], compiler: GrammarCompiler) -> None:
+    (field,) = fields
+    with pytest.raises(RequestError, match=f"structured_outputs.{field}: "):
+        compiler.compile(StructuredOutputs(**fields))
+    compiler.compile(StructuredOutputs(choice=[*HOSTILE][: [*HOSTILE.values()].index(fields) + 1]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json": {"enum": NAMES[:20_000]}},
+        {"json": {"type": "object", "properties": {name: {"type": "integer"} for name in NAMES[:300]}}},
+        {"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 100_000}},
+        {"json": {"type": "string", "minLength": 100_000, "maxLength": 200_000}},
+        {"regex": "(a|b)*a(a|b){200}"},  # whose automaton has 2^200 states
+        {"regex": "(a*)*b"},
+        {"choice": NAMES[:4_096]},
+        {"choice": ["x" * length for length in range(1, 700)]},
+        {"grammar": 'start: "a" | start start'},
+    ],
+    ids=["enum", "properties", "items", "length", "exponential", "stars", "choices", "prefixes", "ambiguous"],
+)
+def test_what_is_only_large_is_taken(fields: dict[str, Any], compiler: GrammarCompiler) -> None:
+    compiler.compile(StructuredOutputs(**fields))
+
+
+def test_a_process_that_was_killed_is_replaced() -> None:
+    trial, grammar = GrammarTrial(), grammar_text(StructuredOutputs(json=True))
+    assert trial.refusal(grammar) is None
+    assert trial._process is not None
+    trial._process.kill()
+    trial._process.wait()
+    assert trial.refusal(grammar) is None
