@@ -10,9 +10,11 @@ import jax
 import pytest
 
 from execution.meshes import MODELS, new_manager
+from headrace import LLM
 from headrace.engine.build import use_compilation_cache
 from headrace.weights.sources import pull
 from random_model import write_random
+from smol import smol_llm, write_smol
 from tiny import write_model
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; the others use the first
@@ -35,6 +37,12 @@ def gemma3_path() -> Path:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose tokenizer fits every golden checkpoint."""
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def smol(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> LLM:
+    """A tiny random model with SmolLM2's tokenizer; it is idle between tests."""
+    return smol_llm(write_smol(tmp_path_factory.mktemp("smol") / "model", smollm2_path))
 
 
 @pytest.fixture(scope="session")

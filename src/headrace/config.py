@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import psutil
 
 from headrace.errors import ConfigError
-from headrace.execution.manager import CompileGuard
+from headrace.execution.options import CompileGuard
 from headrace.execution.step import LogprobsMode
 from headrace.kernels.attention import AttentionChoice, attention_for, page_bytes
 from headrace.models.sharding import device_spec
@@ -63,6 +63,10 @@ class EngineConfig:
         prefix_caching: keep the keys and values of what was computed, for later prompts that begin the same.
         max_queued_requests: most requests that may wait to run; None sets no limit.
         overlap: give the device its next step before reading the tokens of the last.
+        speculative_tokens: most tokens of each request that a step checks ahead of those that are known, guessed from
+            its own text (prompt lookup). 0 is off; else less than `max_num_seqs`, and steps do not overlap.
+        prompt_lookup_max, prompt_lookup_min: longest and shortest end of the text, in tokens, that is looked for in
+            what is before it.
         tensor_parallel: devices that share one copy of the model: its heads, MLP, vocabulary and KV pages.
         data_parallel: copies of the model, each with requests and KV pages of its own.
         coordinator: HOST:PORT of process 0 where several serve one model, each with its own devices; the port after it
@@ -94,6 +98,9 @@ class EngineConfig:
     prefix_caching: bool = True
     max_queued_requests: int | None = None
     overlap: bool = True
+    speculative_tokens: int = 0
+    prompt_lookup_max: int = 3
+    prompt_lookup_min: int = 1
     tensor_parallel: int = 1
     data_parallel: int = 1
     coordinator: str | None = None
@@ -122,6 +129,7 @@ class EngineConfig:
         for name in ("tensor_parallel", "data_parallel", "num_processes"):
             _positive(name, getattr(self, name))
         self._check_processes()
+        self._check_speculation()
         for name in ("max_model_len", "kv_cache_bytes", "max_queued_requests"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
@@ -143,6 +151,22 @@ class EngineConfig:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"({self.max_num_seqs}), but every running request takes a token per step"
+            )
+
+    def _check_speculation(self) -> None:
+        most, seqs = self.speculative_tokens, self.max_num_seqs
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ConfigError(f"speculative_tokens: must be an integer >= 0, not {most!r}")
+        if most >= seqs and most:
+            raise ConfigError(
+                f"speculative_tokens: {most} must be less than max_num_seqs ({seqs}): a step samples as many tokens as "
+                f"that in all; give max_num_seqs at least {most + 1}"
+            )
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            _positive(name, getattr(self, name))
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max ({self.prompt_lookup_max})"
             )
 
     def _check_processes(self) -> None:

@@ -17,6 +17,7 @@ from headrace.engine.prefix import PrefixCache
 from headrace.engine.ranks import RankedScheduler
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.scheduler import Schedule, Scheduler
+from headrace.engine.speculation import Speculation, num_right
 from headrace.errors import QueueFullError, RequestError
 from headrace.execution.manager import ExecutionManager
 from headrace.execution.metrics import EngineMetrics, StepCounters, StepMeter, StepMetrics
@@ -84,8 +85,10 @@ class Engine:
         o, seqs = manager.options, manager.options.max_num_seqs
         self.pools = [PagePool(o.num_pages, o.page_size) for _ in range(manager.num_ranks)]
         self.prefixes = [PrefixCache(pool, enabled=config.prefix_caching) for pool in self.pools]
+        most, longest, shortest = config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
+        speculation = Speculation(most, longest, shortest, manager.bucket_for) if most else None
         ranks = [
-            Scheduler(pool, prefix, manager.sequences, seqs, o.max_num_batched_tokens, rank * seqs)
+            Scheduler(pool, prefix, manager.sequences, seqs, o.max_num_batched_tokens, rank * seqs, speculation)
             for rank, (pool, prefix) in enumerate(zip(self.pools, self.prefixes, strict=True))
         ]
         self.scheduler: Scheduler | RankedScheduler = ranks[0] if len(ranks) == 1 else RankedScheduler(ranks)
@@ -255,7 +258,10 @@ class Engine:
 
     def _step(self) -> None:
         with self._recovery():
-            if self._in_flight is not None and _waits_for_tokens(self._in_flight.schedule):
+            # Drafts begin after the newest token.
+            if self._in_flight is not None and (
+                self.config.speculative_tokens or _waits_for_tokens(self._in_flight.schedule)
+            ):
                 self._commit_in_flight()
             launched = self._launch()
             if launched is not None and not self.config.overlap:
@@ -320,7 +326,7 @@ class Engine:
         scores = read.read_scores(result, step) if scored else None
         prompt_scores = None if step.scores_prompt is None else read.read_prompt_scores(result, step)
         launched.meter.mark()
-        row = position = 0
+        row = position = accepted = 0
         for request, computed, count, samples, lines in zip(
             requests,
             *(x.tolist() for x in (step.num_computed, step.num_tokens, step.samples, step.num_logits)),
@@ -331,15 +337,29 @@ class Engine:
                 if prompt_scores is not None:
                     request.take_prompt_scores(computed, prompt_scores[position : position + count])
                 if samples:
-                    request.num_in_flight -= 1
-                    self._take_token(request, tokens[row], None if scores is None else scores[row])
+                    drafts, end = launched.schedule.drafts.get(request, []), row + samples
+                    ahead = None if scores is None else scores[row:end]
+                    accepted += self._take_samples(request, drafts, tokens[row:end], ahead)
                 elif request.max_total == request.num_prompt == computed + count:
                     request.finish_reason = "length"
                     self._outputs.append(_output(request, None, ""))
                     self._end(request)
             row, position = row + lines, position + count
-        self.last_step = launched.meter.finish(step)
+        self.last_step = launched.meter.finish(step, accepted)
         self._counters.add(self.last_step)
+
+    def _take_samples(self, request: Request, drafts: list[int], tokens: list[int], scores: np.ndarray | None) -> int:
+        """Hands a request what was sampled for it, up to the first draft that was wrong, and returns how many drafts
+        were right."""
+        right = num_right(drafts, tokens)
+        request.num_in_flight -= len(tokens)
+        if right < len(drafts):
+            self.scheduler.rejected(request, len(drafts) - right)
+        for index, token in enumerate(tokens[: right + 1]):
+            self._take_token(request, token, None if scores is None else scores[index])
+            if request.finish_reason is not None:
+                break
+        return right
 
     def _take_token(self, request: Request, token: int, scores: np.ndarray | None) -> None:
         token_id, logprobs = None, None

@@ -80,7 +80,8 @@ class RankedScheduler:
         if not present:
             return None
         requests = [request for part in present for request in part.requests]
-        return JointSchedule(requests, _joined([part.step for part in present]), parts)
+        drafts = {request: tokens for part in present for request, tokens in part.drafts.items()}
+        return JointSchedule(requests, _joined([part.step for part in present]), drafts, parts)
 
     def launched(self, schedule: Schedule) -> None:
         """Advances the requests of a step that the device has been given."""
@@ -88,6 +89,10 @@ class RankedScheduler:
         for rank, part in zip(self._ranks, schedule.parts, strict=True):
             if part is not None:
                 rank.launched(part)
+
+    def rejected(self, request: Request, count: int) -> None:
+        """Takes back the last computed tokens of a running request."""
+        self._ranks[self._rank_of[request]].rejected(request, count)
 
     def preempt_all(self) -> None:
         """Sends every running request back to wait, and forgets what is in flight."""

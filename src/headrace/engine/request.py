@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from headrace.engine.lookup import PromptLookup
 from headrace.engine.prefix import CacheScope, PrefixNode
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
@@ -32,6 +33,7 @@ class Request:
         seed: of the request's draws, 64 bits.
         choice: which of the choices of the caller's request it is.
         rules: what its tokens must not be; None for nothing.
+        lookup: guesses its next tokens; None before the first guess.
         num_unscored: prompt tokens whose log-probabilities are wanted and not known.
         prompt_logprobs: those of the prompt's tokens so far, None for the first; None as a whole if nobody asks.
         priority: the lower, the sooner; see `Scheduler`.
@@ -62,6 +64,7 @@ class Request:
     stop: StopMatcher
     choice: int = 0
     rules: TokenRules | None = None
+    lookup: PromptLookup | None = None
     num_unscored: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     priority: int = 0

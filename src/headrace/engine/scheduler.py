@@ -10,6 +10,7 @@ import numpy as np
 from headrace.engine.pages import PagePool
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.request import Request
+from headrace.engine.speculation import Speculation
 from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES, ScheduledStep
 from headrace.execution.sequences import SequenceTable
 
@@ -22,10 +23,12 @@ class Schedule:
     """The requests of one step, row by row, and the step itself.
 
     A step may be launched before the tokens of the last are read: the host knows what the device samples one step late.
+    Where a request has drafts they follow its newest token in the step.
     """
 
     requests: list[Request]
     step: ScheduledStep
+    drafts: dict[Request, list[int]]
 
 
 @dataclass
@@ -36,11 +39,17 @@ class _Plan:
         budget: tokens that may still be added.
         shared_updates: pages that were found in the prefix cache and that the device is told of; see
             `MAX_SHARED_PAGE_UPDATES`.
+        drafts: guessed tokens after those of a request.
     """
 
     budget: int
     chosen: dict[Request, int] = field(default_factory=dict)
     shared_updates: list[tuple[int, int, int]] = field(default_factory=list)
+    drafts: dict[Request, list[int]] = field(default_factory=dict)
+
+    def count(self, request: Request) -> int:
+        """Tokens of a request with its drafts."""
+        return self.chosen[request] + len(self.drafts.get(request, ()))
 
     def add(self, request: Request) -> None:
         """Takes as many of a request's pending tokens as there is room for."""
@@ -94,12 +103,13 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         first_slot: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.admits_new = True
         self.num_preemptions = 0
-        self._pool, self._prefix, self._sequences = pool, prefix, sequences
+        self._pool, self._prefix, self._sequences, self._speculation = pool, prefix, sequences, speculation
         self._max_tokens = max_num_batched_tokens
         self._free_slots = list(reversed(range(first_slot, first_slot + max_num_seqs)))
         self._num_steps, self._num_added = 0, 0
@@ -135,6 +145,8 @@ class Scheduler:
             self._register(request, request.num_computed + count)
         if self.num_preemptions == preemptions:
             self._admit(plan)
+        if plan.chosen and self._speculation is not None:
+            self._add_drafts(plan, self._speculation)
         return self._as_step(plan) if plan.chosen or plan.shared_updates else None
 
     def launched(self, schedule: Schedule) -> None:
@@ -146,8 +158,19 @@ class Scheduler:
         ):
             request.num_computed += count
             request.num_in_flight += samples
-        samples = step.samples > 0
-        self._sequences.launched(step.slots[samples], (step.num_computed + step.num_tokens)[samples])
+        # Which of several samples holds, the host has to say.
+        sampled, positions = step.samples > 0, np.where(step.samples == 1, step.num_computed + step.num_tokens, -1)
+        self._sequences.launched(step.slots[sampled], positions[sampled])
+
+    def rejected(self, request: Request, count: int) -> None:
+        """Takes back the last `count` computed tokens of a running request, drafts that were wrong, and the pages that
+        only they needed. The step that they were in has been read, and none launched since."""
+        request.num_computed -= count
+        if not request.has_all_pages:
+            needed = self._pool.pages_for(request.num_computed + 1)
+            self._pool.free(reversed(request.pages[needed:]))
+            del request.pages[needed:]
+            request.num_sent_pages = min(request.num_sent_pages, needed)
 
     def preempt_all(self) -> None:
         """Sends every running request back to wait, so that all its keys and values are computed anew, and forgets what
@@ -188,6 +211,18 @@ class Scheduler:
             if plan.tell_shared(request, self._computed_pages(request)):
                 plan.add(request)
                 self._register(request, request.num_computed + plan.chosen[request])
+
+    def _add_drafts(self, plan: _Plan, speculation: Speculation) -> None:
+        """Adds guesses, as far as there is room in pages that nobody uses."""
+        for request, tokens in speculation.drafts(plan.chosen).items():
+            assert request.slot is not None
+            room = (len(request.pages) + self._pool.num_available) * self._pool.page_size - request.num_computed - 1
+            tokens = tokens[:room]
+            if tokens:
+                missing = self._pool.pages_for(request.num_computed + 1 + len(tokens)) - len(request.pages)
+                request.pages += self._pool.allocate(max(missing, 0))
+                self._sequences.guessed(request.slot, request.num_tokens, tokens)
+                plan.drafts[request] = tokens
 
     def _load(self, request: Request) -> None:
         assert request.slot is not None
@@ -244,19 +279,20 @@ class Scheduler:
         request.node, request.num_registered_pages = None, 0
 
     def _as_step(self, plan: _Plan) -> Schedule:
-        chosen = plan.chosen
         # Rows with one token first, longest context first: what the attention kernels count on.
-        requests = sorted(chosen, key=lambda r: (chosen[r] > 1, -(r.num_computed + chosen[r])))
-        counts = np.array([chosen[r] for r in requests], np.int32)
+        requests = sorted(plan.chosen, key=lambda r: (plan.count(r) > 1, -(r.num_computed + plan.count(r))))
+        counts = np.array([plan.chosen[r] for r in requests], np.int32)
+        drafts = np.array([len(plan.drafts.get(r, ())) for r in requests], np.int32)
         computed = np.array([r.num_computed for r in requests], np.int32)
         sampled = np.array([r.num_sampled for r in requests], np.int32)
         room = np.array([r.max_total for r in requests], np.int32)
-        samples = ((computed + counts == sampled) & (sampled < room)).astype(np.int32)
+        samples = ((computed + counts == sampled) & (sampled < room)).astype(np.int32) + drafts
         scores = np.array([r.num_unscored > 0 for r in requests]) if any(r.num_unscored for r in requests) else None
         slots = np.array([r.slot for r in requests], np.int32)
-        updates = [update for r in requests for update in self._new_pages(r, r.num_computed + chosen[r])]
+        updates = [update for r in requests for update in self._new_pages(r, r.num_computed + plan.count(r))]
         updates += plan.shared_updates
-        return Schedule(requests, ScheduledStep(slots, computed, counts, samples, updates, scores))
+        step = ScheduledStep(slots, computed, counts + drafts, samples, updates, scores)
+        return Schedule(requests, step, plan.drafts)
 
     def _new_pages(self, request: Request, num_tokens: int) -> list[tuple[int, int, int]]:
         """(slot, index, page) of the pages up to so many tokens that the device has not been told of."""

@@ -51,6 +51,7 @@ class StepMetrics:
         rows: requests that took part.
         tokens: tokens computed.
         sampled: rows that sampled a token.
+        drafted, accepted: tokens that were guessed, and those that turned out right.
         times: when what happened.
         h2d_transfers, h2d_bytes: from the host to the device.
         d2h_transfers, d2h_bytes: from the device to the host.
@@ -67,6 +68,8 @@ class StepMetrics:
     d2h_transfers: int
     d2h_bytes: int
     ranks: int = 1
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def padding(self) -> int:
@@ -96,6 +99,8 @@ class StepCounters(TransferCounts):
         steps: how many.
         tokens_computed: prompt tokens and decoded ones, also those computed anew.
         tokens_sampled: rows that sampled.
+        drafted_tokens, accepted_tokens: tokens that were guessed, and those that turned out right, each of which is an
+            output token besides those of `tokens_sampled`.
         padded_tokens: tokens that were computed for nobody.
         seconds: of each of `PHASES`.
         steps_by_bucket: steps per (tokens, requests).
@@ -104,6 +109,8 @@ class StepCounters(TransferCounts):
     steps: int = 0
     tokens_computed: int = 0
     tokens_sampled: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     padded_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     steps_by_bucket: Counter[Bucket] = field(default_factory=Counter)
@@ -113,6 +120,8 @@ class StepCounters(TransferCounts):
         self.steps += 1
         self.tokens_computed += step.tokens
         self.tokens_sampled += step.sampled
+        self.drafted_tokens += step.drafted
+        self.accepted_tokens += step.accepted
         self.padded_tokens += step.padding
         self.h2d_transfers += step.h2d_transfers
         self.h2d_bytes += step.h2d_bytes
@@ -148,6 +157,12 @@ class EngineMetrics:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
 
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the guessed tokens that turned out right; 0 when none was guessed."""
+        drafted = self.counters.drafted_tokens
+        return self.counters.accepted_tokens / drafted if drafted else 0.0
+
 
 class StepMeter:
     """Measures one step under way: `mark` after schedule and prepare, `launched` after dispatch, `reading` before the
@@ -175,19 +190,22 @@ class StepMeter:
         self.mark()
         self._d2h = self._transfers.d2h_transfers, self._transfers.d2h_bytes
 
-    def finish(self, step: ScheduledStep) -> StepMetrics:
-        """The outputs are ready."""
+    def finish(self, step: ScheduledStep, accepted: int) -> StepMetrics:
+        """The outputs are ready; so many drafts were right."""
         self.mark()
         t, (count, size) = self._transfers, self._d2h
+        sampled = int(np.count_nonzero(step.samples))
         return StepMetrics(
             bucket=self._bucket,
             rows=len(step.slots),
             tokens=step.total_tokens,
-            sampled=int(np.count_nonzero(step.samples)),
+            sampled=sampled,
             times=StepTimes(*self._marks),
             h2d_transfers=self._h2d[0],
             h2d_bytes=self._h2d[1],
             d2h_transfers=t.d2h_transfers - count,
             d2h_bytes=t.d2h_bytes - size,
             ranks=self._ranks,
+            drafted=sum(step.samples.tolist()) - sampled,
+            accepted=accepted,
         )

@@ -95,6 +95,10 @@ class SequenceTable:
         """Records what the device sampled for a position."""
         self.token_ids[slot, position] = token
 
+    def guessed(self, slot: int, position: int, tokens: Sequence[int]) -> None:
+        """Records drafts for the positions from `position` on, until more is known of them."""
+        self.token_ids[slot, position : position + len(tokens)] = tokens
+
 
 def sampling_line(**values: float) -> np.ndarray:
     """The bits [fields] int32 of `SAMPLING_FIELDS`; those that are not given are neutral."""
