@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -52,3 +53,30 @@ def test_outputs_fit_in_the_tokens_of_smollm2(smollm2_path: Path) -> None:
 
 def test_outputs_fit_in_the_tokens_of_gemma3(gemma3_path: Path) -> None:
     check_walks(gguf_tokenizer(gemma3_path), [*COLLECTION, *map(random_schema, range(300, 440))])
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        ({"exclusiveMaximum": -10}, ["-10.1", "-10.0000000001", "-11"], ["-10.0", "-10.00000000000000000001", "-9"]),
+        ({"exclusiveMinimum": 0}, ["1", "0.1", "0.00000000000001"], ["0", "-0", "0.0", "0." + "0" * 330 + "1", "-1"]),
+        ({"exclusiveMinimum": 0.1, "maximum": 0.3}, ["0.2", "0.1000000001"], ["0.1", "0.10000000000000000001", "0.31"]),
+        ({"exclusiveMinimum": 1, "minimum": 2}, ["2", "2.0", "3"], ["1.5", "1.99"]),
+        ({"exclusiveMinimum": 1, "minimum": 0}, ["1.5"], ["0.5", "1", "1.0"]),
+        ({"type": "integer", "exclusiveMinimum": 5, "exclusiveMaximum": 8}, ["6", "7"], ["5", "8"]),
+        ({"type": ["null", "number"], "exclusiveMinimum": 5}, ["null", "5.5"], ["5", "5.00000000000000000001"]),
+        ({"const": {"exclusiveMinimum": 5}}, ['{"exclusiveMinimum":5}'], ['{"minimum":5}']),
+    ],
+)  # fmt: skip
+def test_numbers_are_inside_their_bounds_also_when_read_as_doubles(
+    schema: Schema, inside: list[str], outside: list[str]
+) -> None:
+    tokenizer = Tokenizer(TokenizerDefinition(byte_level_backend(), 0, 1, frozenset({1, 2}), False, None))
+    validator = jsonschema.Draft202012Validator(schema)
+    grammar = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(StructuredOutputs(json=schema))
+    for text in (*inside, *outside):
+        state = grammar.start()
+        for byte in text:
+            state.accept(tokenizer.encode(byte)[0])
+        assert (state.error is None and state.is_accepting) == (text in inside), text
+        assert validator.is_valid(json.loads(text)) == (text in inside), text

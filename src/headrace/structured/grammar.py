@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,11 @@ _JSON_OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
 }
-# Of these keywords the value is data.
+# Of these keywords the value is data, and of those an object of schemas by names that are no keywords.
 _DATA = ("const", "enum", "default", "examples")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+# Numbers keep at least so far away from an exclusive bound.
+_LEAST_GAP = 1e-15
 
 
 def field_of(outputs: StructuredOutputs) -> str:
@@ -46,7 +50,7 @@ def grammar_text(outputs: StructuredOutputs) -> str:
         if schema is True:
             return _json_grammar("{}")
         _check_min_properties(schema)
-        return _json_grammar(outputs.json)
+        return _json_grammar(_with_bounds_for_doubles(schema, outputs.json))
     if outputs.regex is not None:
         return LLMatcher.grammar_from_regex(outputs.regex)
     if outputs.choice is not None:
@@ -68,7 +72,7 @@ def _json_grammar(schema: str) -> str:
 def _check_min_properties(schema: Any) -> None:
     """Refuses a `minProperties` that repeated names could feign: the grammar does not know which of the names that the
     schema leaves open were there already."""
-    for part in _objects(schema):
+    for part in _schemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
         names = len(required) if isinstance(required, list) else 0
         if isinstance(least, int) and least > names + 1:
@@ -78,13 +82,44 @@ def _check_min_properties(schema: Any) -> None:
             )
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a schema that may itself be one."""
-    todo = [value]
+def _with_bounds_for_doubles(schema: Any, text: str) -> str:
+    """A schema, or its text, whose exclusive bounds are the next doubles beside them.
+
+    1.00000000000000000001 is more than 1, but who reads it as a double reads 1.
+    """
+    is_changed = False
+    for part in _schemas(schema):
+        types = part.get("type")
+        if types not in (None, "number") and not (isinstance(types, list) and "number" in types):
+            continue
+        for exclusive, inclusive, outwards, tighter in (
+            ("exclusiveMinimum", "minimum", math.inf, max),
+            ("exclusiveMaximum", "maximum", -math.inf, min),
+        ):
+            bound: Any = part.get(exclusive)
+            if _is_number(bound) and _is_number(part.get(inclusive, 0)) and abs(bound) <= 2**53:
+                beside = tighter(math.nextafter(bound, outwards), bound + math.copysign(_LEAST_GAP, outwards))
+                part[inclusive] = tighter(part.get(inclusive, beside), beside)
+                del part[exclusive]
+                is_changed = True
+    return json.dumps(schema, ensure_ascii=False) if is_changed else text
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and every schema within."""
+    todo = [schema]
     while todo:
         one = todo.pop()
         if isinstance(one, dict):
             yield one
-            todo += [part for name, part in one.items() if name not in _DATA]
+            for keyword, value in one.items():
+                if keyword in _BY_NAME and isinstance(value, dict):
+                    todo += value.values()
+                elif keyword not in _DATA:
+                    todo.append(value)
         elif isinstance(one, list):
             todo += one
