@@ -12,12 +12,13 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak check format install dev clean
+.PHONY: help run test soak structured check format install dev clean
 
 help:
 	@echo "make run [PROMPT=\"…\"] [MODEL=…]  stream a model's answer (makes .venv, fetches the model)"
 	@echo "make test                        run all tests"
 	@echo "make soak                        120,000 random steps, some minutes"
+	@echo "make structured                  500 JSON schemas on a real model, some minutes"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
 	@echo "make clean                       remove .venv and caches of the tools"
@@ -33,6 +34,10 @@ test: dev
 soak: dev
 	@echo "headrace: running random load"
 	@$(BIN)/python -m pytest -m soak -s
+
+structured: dev
+	@printf 'headrace: answering 500 JSON schemas with %s\n' "$$MODEL"
+	@PYTHONPATH=tests $(BIN)/python bench/json_schemas.py "$$MODEL"
 
 check: dev
 	@echo "headrace: format, lint, types, tests"

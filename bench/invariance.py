@@ -3,8 +3,8 @@
     python bench/invariance.py smollm2 --requests 1000 --dtype bfloat16
     python bench/invariance.py smollm2 --cost
 
-Each request runs alone in an engine without prefix cache whose only step takes a whole prompt, and then among all others
-in engines whose batches, chunks, buckets, cache hits and preemptions are random. Tokens and log-probabilities must be
+Each request runs alone in an engine without prefix cache whose steps take whole prompts, and then among all others in
+engines whose batches, chunks, buckets, cache hits and preemptions are random. Tokens and log-probabilities must be
 equal in each bit. `--cost` measures decoding with and without the two measures that fix the bits of products and sums;
 attention's fixed tiles stay, for there is no other kernel.
 """
@@ -21,26 +21,27 @@ from headrace import LLM, SamplingParams
 from headrace.engine.engine import Engine, TokenOutput
 from headrace.layers import linear, reduce
 
-WORDS = [
-    "the",
-    "of",
-    "river",
-    "stone",
-    "light",
-    "under",
-    "seven",
-    "because",
-    "window",
-    "salt",
-    "music",
-    "never",
-    "green",
-    "however",
-    "train",
+WORDS = (
+    *[
+        "the",
+        "of",
+        "river",
+        "stone",
+        "light",
+        "under",
+        "seven",
+        "because",
+        "window",
+        "salt",
+        "music",
+        "never",
+        "green",
+        "however",
+        "train",
+    ],
     "1984",
     "π",
-    "naïve",
-]
+)
 
 
 def requests(llm: LLM, count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
@@ -86,8 +87,8 @@ def together(engine: Engine, cases: list[tuple[list[int], SamplingParams]], rng:
 
 def invariance(model: str, dtype: str, count: int, seed: int) -> int:
     """The number of requests that did not get what they get alone."""
-    pages = {"kv_cache_bytes": 256 << 20}
-    llm = LLM(model, dtype=dtype, max_num_seqs=1, max_model_len=512, prefix_caching=False, **pages)
+    memory = 256 << 20
+    llm = LLM(model, dtype=dtype, max_num_seqs=1, max_model_len=512, prefix_caching=False, kv_cache_bytes=memory)
     cases = requests(llm, count, seed)
     begin, alone = time.perf_counter(), []
     for i, (ids, params) in enumerate(cases):
@@ -105,7 +106,7 @@ def invariance(model: str, dtype: str, count: int, seed: int) -> int:
     del llm
     wrong: set[int] = set()
     # Plenty of room and large chunks; few pages and small chunks, so that requests are preempted.
-    for chunk, pages in ((512, 2000), (48, 48)):
+    for chunk, pages in ((512, 1000), (48, 48)):
         llm = LLM(
             model, dtype=dtype, max_model_len=512, max_num_batched_tokens=chunk, kv_cache_bytes=pages * page_bytes
         )

@@ -16,7 +16,8 @@ from tokenizers import decoders, models, pre_tokenizers
 import golden
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine, TokenOutput
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.models.weights import DecoderWeights
 from headrace.sampling.params import SamplingParams
 from headrace.text.tokenizer import Tokenizer

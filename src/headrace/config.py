@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import psutil
 
 from headrace.errors import ConfigError
-from headrace.execution.manager import CompileGuard
+from headrace.execution.options import CompileGuard
 from headrace.execution.step import LogprobsMode
 from headrace.kernels.attention import AttentionChoice, attention_for, page_bytes
 from headrace.models.sharding import device_spec

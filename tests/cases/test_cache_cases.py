@@ -68,6 +68,27 @@ def test_cac_01_three_at_once_and_a_strict_beginning(engine: Engine, solo: Solo)
     assert cached(engine, [*ids, 5]) == (solo([*ids, 5]), 2 * PAGE)
 
 
+@pytest.mark.parametrize("length", [1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1])
+def test_cac_01_a_hit_gives_the_log_probabilities_of_a_miss(engine: Engine, length: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
+    first, second = (run(engine, [(prompt(length, length), params)])[0] for _ in range(2))
+    assert [(o.token_id, o.logprobs) for o in first] == [(o.token_id, o.logprobs) for o in second]
+    assert first[0].logprobs is not None
+    assert len(first[0].logprobs.top) == 3
+
+
+def test_cac_01_choices_of_one_prompt_share_its_pages(engine: Engine, tiny_folder: Path) -> None:
+    params = SamplingParams(n=3, temperature=1.5, seed=3, max_tokens=12, ignore_eos=True)
+    alone = tiny_engine(tiny_folder, config={"prefix_caching": False}, **SOLO)
+    ids = prompt(5, 2 * PAGE)
+    cold, warm = run(engine, [(ids, params)])[0], run(engine, [(ids, params)])[0]
+    texts = [[tokens(o for o in outputs if o.index == i) for i in range(3)] for outputs in (cold, warm)]
+    want = run(alone, [(ids, params)])[0]
+    assert texts == [[tokens(o for o in want if o.index == i) for i in range(3)]] * 2
+    assert len({tuple(one) for one in texts[0]}) == 3
+    assert {o.num_cached_tokens for o in cold if o.index} == {PAGE}
+
+
 def test_cac_01_an_answer_is_cached_too(engine: Engine, solo: Solo) -> None:
     ids = prompt(1, 27)
     answer, _ = cached(engine, ids)
@@ -130,7 +151,13 @@ def test_cac_08_no_page_leaks_however_requests_end(engine: Engine, solo: Solo) -
     rng = random.Random(8)
     for i in range(200):
         length = rng.choice([1, 15, 16, 17, 31, 32, 33, 48])
-        params = SamplingParams(temperature=0, max_tokens=rng.choice([1, 3, 16]), ignore_eos=rng.random() < 0.5)
+        params = SamplingParams(
+            n=rng.choice([1, 1, 3]),  # some of which end before the others
+            temperature=rng.choice([0.0, 1.5]),
+            max_tokens=rng.choice([0, 1, 3, 16]),
+            ignore_eos=rng.random() < 0.5,
+            prompt_logprobs=rng.choice([None, None, 1]),
+        )
         if rng.random() < 0.1:
             with pytest.raises(RequestError):
                 engine.add(str(i), [999], params)

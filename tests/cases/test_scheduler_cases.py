@@ -20,7 +20,8 @@ from headrace.config import EngineConfig
 from headrace.engine.engine import Engine, TokenOutput
 from headrace.errors import RequestError
 from headrace.execution.compiled import compilations
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.sampling.params import SamplingParams
 from headrace.text.folder_tokenizer import read_folder_tokenizer
 from headrace.text.tokenizer import Tokenizer

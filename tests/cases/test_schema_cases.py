@@ -12,8 +12,8 @@ import pytest
 from headrace.errors import RequestError
 from headrace.sampling.structured import StructuredOutputs
 from headrace.structured.compiler import Grammar, GrammarCompiler
+from structured.documents import check_document
 from structured.schemas import NODE
-from structured.test_json_schema import check_document
 from structured.walks import Walker
 from text.vocabularies import gguf_tokenizer
 

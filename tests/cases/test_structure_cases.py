@@ -16,6 +16,8 @@ from headrace.engine.engine import Engine, TokenOutput
 from headrace.errors import RequestError
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.structured import StructuredOutputs
+from structured.documents import check_document
+from structured.schemas import random_schema
 from tiny import SMALL, FailsOnce, check_pages, run, text, tiny_engine, tokens
 
 GEOMETRY: dict[str, Any] = {**SMALL, "max_model_len": 128, "max_num_batched_tokens": 33}  # 12 pages of 16 tokens
@@ -117,6 +119,24 @@ def test_a_step_that_fails_advances_no_grammar(tiny_folder: Path) -> None:
                 continue
         assert tokens(outputs) == tokens(alone)
         check_form(outputs)
+
+
+def test_documents_of_forty_random_schemas_fit_or_are_cut_off(tiny_folder: Path) -> None:
+    """Four at a time in the engine; the model is random, so its strings are too. `bench/json_schemas.py` has 500 on a
+    real one."""
+    schemas = [schema for schema in map(random_schema, range(90)) if "\\u" not in json.dumps(schema)][:40]
+    params = SamplingParams(max_tokens=100, temperature=1)
+    cases = [
+        (prompt(i, 20), replace(params, seed=i, structured_outputs=StructuredOutputs(json=schema)))
+        for i, schema in enumerate(schemas)
+    ]
+    reasons = []
+    for schema, outputs in zip(schemas, run(engine_of(tiny_folder), cases), strict=True):
+        reasons.append(outputs[-1].finish_reason)
+        if reasons[-1] == "stop":
+            check_document(schema, text(outputs))
+    assert set(reasons) <= {"stop", "length"}
+    assert reasons.count("stop") > 20
 
 
 def test_choices_follow_a_grammar_of_their_own_each(tiny_folder: Path) -> None:

@@ -16,7 +16,8 @@ from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import StepError
 from headrace.execution.compiled import compilations
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.execution.swap import place_like
 from headrace.models.weights import DecoderWeights
 from headrace.text.tokenizer import Tokenizer

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.models.sharding import make_mesh
 from headrace.weights.load import load_weights, open_checkpoint
 

@@ -21,7 +21,8 @@ from headrace.errors import ConfigError, RequestError
 from headrace.execution.batch import BatchLayout, HostBatch
 from headrace.execution.buckets import Bucket, bucket_pairs, request_buckets, token_buckets
 from headrace.execution.compiled import CompiledSteps
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES, ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.execution.step import ragged_batch, sampling_rows

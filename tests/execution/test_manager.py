@@ -22,7 +22,8 @@ from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, StepError
 from headrace.execution.batch import BatchLayout, HostBatch
 from headrace.execution.compiled import compilations
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.execution.schedule import ScheduledStep
 from headrace.sampling.params import SamplingParams
 from headrace.text.tokenizer import Tokenizer

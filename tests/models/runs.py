@@ -12,7 +12,8 @@ import numpy as np
 
 import golden
 from execution.steps import Driver
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.kernels.jax_attention import JaxAttention
 from headrace.models import decoder

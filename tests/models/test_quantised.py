@@ -13,7 +13,8 @@ import pytest
 import golden
 from execution.steps import Driver
 from headrace.errors import ConfigError
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.layers.blocks import BlockWeight
 from headrace.layers.fused import FusedWeight
 from headrace.layers.int8 import Int8Weight

@@ -12,7 +12,8 @@ import pytest
 
 import golden
 from execution.steps import Driver
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.weights.load import load_weights, open_checkpoint
 
 TOKENS, PAGE, LENGTH = 512, 16, 1536

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,19 +12,10 @@ from headrace.sampling.structured import StructuredOutputs
 from headrace.structured.compiler import GrammarCompiler
 from headrace.text.definition import TokenizerDefinition
 from headrace.text.tokenizer import Tokenizer
+from structured.documents import check_document
 from structured.schemas import COLLECTION, Schema, random_schema
 from structured.walks import Walker
 from text.vocabularies import byte_level_backend, gguf_tokenizer, sentencepiece_backend
-
-
-def check_document(schema: Schema, text: str) -> None:
-    """Raises unless the text is JSON, fits the schema, and has no whitespace but single spaces after , and :."""
-    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    value = json.loads(text)
-    validator(schema, format_checker=validator.FORMAT_CHECKER).validate(value)
-    outside = "".join(text.replace('\\"', "").split('"')[::2]) if "\\\\" not in text else ""
-    assert "  " not in outside
-    assert not set(outside) & set("\n\r\t")
 
 
 def check_walks(tokenizer: Tokenizer, schemas: Iterable[Schema]) -> None:

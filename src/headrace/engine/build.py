@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, ModelError
-from headrace.execution.manager import ExecutionManager, ExecutionOptions
+from headrace.execution.manager import ExecutionManager
+from headrace.execution.options import ExecutionOptions
 from headrace.execution.processes import Group, join, lead, settle
 from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer

@@ -392,7 +392,8 @@ class Engine:
         """Raises RequestError if this engine cannot take a request.
 
         The prompt is empty, holds an id that is no token, or leaves no room in the context; a parameter names an id
-        that is no token, or more log probabilities than `max_logprobs`; or an argument is of the wrong type.
+        that is no token, or more log probabilities than `max_logprobs`; the output's form cannot be compiled; or an
+        argument is of the wrong type. Any thread may call this, so that a slow grammar is ready when `add` needs it.
         """
         self._intake.check(prompt_ids, params, cache_salt)
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ from headrace.execution.buckets import (
 )
 from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
 from headrace.execution.constraints import constraint_words, fill_constraints
+from headrace.execution.options import ExecutionOptions
 from headrace.execution.processes import Group
 from headrace.execution.retrace import differences
 from headrace.execution.saved import SavedStep, fingerprint
@@ -43,59 +43,15 @@ from headrace.execution.spread import (
     over_mesh,
 )
 from headrace.execution.state import DeviceState, new_state
-from headrace.execution.step import LogprobsMode, SamplerOptions, StepResult, fused_step
+from headrace.execution.step import SamplerOptions, StepResult, fused_step
 from headrace.execution.swap import place_like
 from headrace.execution.transfer import Transfers
-from headrace.kernels.attention import AttentionChoice, attention_for
+from headrace.kernels.attention import attention_for
 from headrace.models.sharding import data_parallel_of, device_spec, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
 log = logging.getLogger(__name__)
-
-CompileGuard = Literal["off", "count", "raise"]
-
-
-@dataclass(frozen=True)
-class ExecutionOptions:
-    """Sizes that the compiled steps depend on; of one data parallel rank, where there are several.
-
-    Attributes:
-        dtype: of keys, values and attention products.
-        num_pages: pages in the pool of each layer.
-        page_size: tokens per page.
-        max_model_len: longest sequence, in tokens.
-        max_num_seqs: slots, and the largest request bucket.
-        max_num_batched_tokens: the largest token bucket.
-        min_input_pad: the smallest request bucket.
-        vocab_limit: ids from here on are never sampled.
-        max_logprobs, logprobs_mode: see `SamplerOptions`.
-        attention: which attention kernel; see `attention_for`.
-        max_compiled_variants: capacity of the cache of compiled steps.
-        use_aot_forward: compile every step in `compile`; else each at its first use, with a warning.
-        compile_guard: what happens when a step that is compiled ahead of time compiles something all the same: "off",
-            "count" (see `compilations_while_serving`) or "raise".
-        saved_steps: folder where compiled steps are kept for the next start; None keeps none.
-        debug: before each step compare its arguments with what it was compiled for, and name those that differ. It
-            costs some milliseconds.
-    """
-
-    dtype: jnp.dtype
-    num_pages: int
-    page_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    vocab_limit: int
-    max_logprobs: int = 20
-    logprobs_mode: LogprobsMode = "raw"
-    attention: AttentionChoice = "auto"
-    min_input_pad: int = 8
-    max_compiled_variants: int = 64
-    use_aot_forward: bool = True
-    compile_guard: CompileGuard = "count"
-    saved_steps: Path | None = None
-    debug: bool = False
 
 
 @dataclass(frozen=True)

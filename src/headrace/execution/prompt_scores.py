@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from headrace.execution.batch import NOT_SCORED
 from headrace.sampling.logprobs import scores
+from headrace.sampling.scores import score_columns
 
 
 def score_prompts(
@@ -30,7 +31,7 @@ def score_prompts(
         batch: the unpacked batch.
 
     Returns:
-        [tokens, 2 + 2 * max_logprobs] int32, see `logprobs.scores`; 0 where nobody asks.
+        [tokens, score_columns(max_logprobs)] int32, see `logprobs.scores`; 0 where nobody asks.
     """
     targets = _targets(tokens, batch)
     size, count = batch["slots"].shape[0], tokens.shape[0]
@@ -47,7 +48,7 @@ def score_prompts(
         lines = scores(logits, targets.at[index].get(mode="clip"), index < count, max_logprobs)
         return start + size, out.at[index].set(lines, mode="drop")
 
-    out = jnp.zeros((count, 2 + 2 * max_logprobs), jnp.int32)
+    out = jnp.zeros((count, score_columns(max_logprobs)), jnp.int32)
     return jax.lax.while_loop(lambda carry: carry[0] < total, group, (jnp.int32(0), out))[1]
 
 

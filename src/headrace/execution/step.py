@@ -35,9 +35,9 @@ class StepResult:
     Attributes:
         tokens: [logits rows] int32, the sampled token; `NO_TOKEN` where the row does not sample, `BAD_LOGITS` where it
             had nothing to choose from.
-        scores: [logits rows, 2 + 2 * max_logprobs] int32, log-probabilities of what was sampled, where they are asked
+        scores: [logits rows, score_columns(max_logprobs)] int32, how likely what was sampled is, where that is asked
             for; see `logprobs.scores`.
-        prompt_scores: [tokens, 2 + 2 * max_logprobs] int32, the same of the prompt token that follows each token.
+        prompt_scores: [tokens, score_columns(max_logprobs)] int32, the same of the prompt token after each token.
         logits: [logits rows, vocab] float32, as the model gives them.
         hidden: [logits rows, hidden] float32, the last hidden states behind those logits.
     """

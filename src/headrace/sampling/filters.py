@@ -21,7 +21,10 @@ BLOCK = 128  # columns summed together first, which keeps the error of a long fl
 def block_sums(x: jax.Array) -> jax.Array:
     """x [rows, n] -> sums [rows, ceil(n / BLOCK)] of `BLOCK` consecutive columns."""
     rows, n = x.shape
-    return row_sum(jnp.pad(x, ((0, 0), (0, -n % BLOCK))).reshape(rows, -1, BLOCK))
+    sums = row_sum(jnp.pad(x, ((0, 0), (0, -n % BLOCK))).reshape(rows, -1, BLOCK))
+    # Or XLA would make one sum of a sum of these, in an order that depends on the number of rows.
+    barred: jax.Array = jax.lax.optimization_barrier(sums)
+    return barred
 
 
 def keep_top_k_top_p(likelihood: jax.Array, k: jax.Array, p: jax.Array) -> jax.Array:

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from headrace.sampling.filters import total
+from headrace.sampling.scores import score_columns
 
 
 def scores(logits: jax.Array, tokens: jax.Array, wanted: jax.Array, max_top: int) -> jax.Array:
-    """What `scores.token_logprobs` reads: [rows, 2 + 2 * max_top] int32.
+    """What `scores.token_logprobs` reads: [rows, score_columns(max_top)] int32.
 
-    The columns are: bits of the token's log-probability (float32); its rank, 1 + how many ids have a larger logit; the
-    most likely ids, ties by id; the bits of their log-probabilities. −inf says that a token has no probability.
+    The columns are: bits of the token's logit (float32), of the largest, and of the sum of exp(logit − largest); the
+    token's rank, 1 + how many ids have a larger logit; the ids with the largest logits, ties by id; the bits of those.
+    The host makes log-probabilities of them: XLA:CPU takes the logarithms of few numbers in another way than of many.
 
     Args:
         logits: [rows, vocab] float32.
@@ -25,17 +27,16 @@ def scores(logits: jax.Array, tokens: jax.Array, wanted: jax.Array, max_top: int
 
     def scored() -> jax.Array:
         peak = logits.max(-1, keepdims=True)
-        log_sum = jnp.log(total(jnp.exp(logits - peak)))[:, None]
         token = jnp.maximum(tokens, 0)[:, None]
         logit = jnp.take_along_axis(logits, token, axis=1, mode="clip")
         rank = 1 + total((logits > logit).astype(jnp.float32)).astype(jnp.int32)  # exact up to 2**24 tokens
         values, ids = jax.lax.top_k(logits, top)
         missing = ((0, 0), (0, max_top - top))
-        ids = jnp.pad(ids, missing)
-        values = jnp.pad(values - peak - log_sum, missing, constant_values=-jnp.inf)
-        return jnp.concatenate([_bits(logit - peak - log_sum), rank[:, None], ids, _bits(values)], axis=1)
+        ids, values = jnp.pad(ids, missing), jnp.pad(values, missing, constant_values=-jnp.inf)
+        floats = jnp.concatenate([logit, peak, total(jnp.exp(logits - peak))[:, None]], axis=1)
+        return jnp.concatenate([_bits(floats), rank[:, None], ids, _bits(values)], axis=1)
 
-    nothing = jnp.zeros((len(logits), 2 + 2 * max_top), jnp.int32)
+    nothing = jnp.zeros((len(logits), score_columns(max_top)), jnp.int32)
     result: jax.Array = jax.lax.cond(wanted.any(), scored, lambda: nothing)
     return result
 
