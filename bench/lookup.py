@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from headrace import LLM, RequestOutput, SamplingParams
 
@@ -25,33 +26,40 @@ PROMPTS = {
 }
 
 
-def answer(llm: LLM, prompt: list[int], max_tokens: int) -> tuple[RequestOutput, float]:
-    """One answer, and the seconds it took."""
-    llm.engine.reset_prefix_cache()
-    start = time.perf_counter()
-    [output] = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=0))
-    return output, time.perf_counter() - start
+class Timed:
+    """An engine, and what its answers to one prompt took: seconds and CPU seconds of each."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm, self.seconds, self.cpu_seconds = llm, list[float](), list[float]()
+
+    def answer(self, prompt: list[int], **params: Any) -> RequestOutput:
+        self.llm.engine.reset_prefix_cache()
+        wall, cpu = time.perf_counter(), time.process_time()
+        [output] = self.llm.generate([prompt], SamplingParams(temperature=0, **params))
+        self.seconds.append(time.perf_counter() - wall)
+        self.cpu_seconds.append(time.process_time() - cpu)
+        return output
 
 
 def compare(plain: LLM, lookup: LLM, text: str, rounds: int, max_tokens: int) -> str:
-    """A line of the table. The first round is not measured."""
-    prompt = plain.encode_chat([{"role": "user", "content": text}])
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(rounds + 1):
-        expected, slow = answer(plain, prompt, max_tokens)
-        before = lookup.engine.metrics.counters
-        output, quick = answer(lookup, prompt, max_tokens)
-        seconds[False].append(slow)
-        seconds[True].append(quick)
-        if (output.token_ids, output.logprobs) != (expected.token_ids, expected.logprobs):
-            raise SystemExit("the outputs differ")
+    """A line of the table. The first answers are not measured: they are compared with their log-probabilities."""
+    prompt, engines = plain.encode_chat([{"role": "user", "content": text}]), (Timed(plain), Timed(lookup))
+    before = lookup.engine.metrics.counters
+    expected, output = (one.answer(prompt, max_tokens=max_tokens, logprobs=0) for one in engines)
     after = lookup.engine.metrics.counters
+    if (output.token_ids, output.logprobs) != (expected.token_ids, expected.logprobs):
+        raise SystemExit("the outputs differ")
+    for _ in range(rounds):
+        for one in engines:
+            if one.answer(prompt, max_tokens=max_tokens).token_ids != expected.token_ids:
+                raise SystemExit("the outputs differ")
     tokens_per_step = len(output.token_ids) / (after.tokens_sampled - before.tokens_sampled)
     drafted, accepted = (getattr(after, n) - getattr(before, n) for n in ("drafted_tokens", "accepted_tokens"))
-    slow, quick = (statistics.median(seconds[on][1:]) for on in (False, True))
+    slow, quick = (statistics.median(one.seconds[1:]) for one in engines)
+    slow_cpu, quick_cpu = (statistics.median(one.cpu_seconds[1:]) for one in engines)
     return (
-        f"{len(prompt):>8}{len(output.token_ids):>8}{tokens_per_step:>13.2f}{accepted / max(drafted, 1):>12.0%}"
-        f"{slow:>9.2f} s{quick:>9.2f} s{slow / quick:>9.2f}"
+        f"{len(prompt):>8}{len(output.token_ids):>8}{tokens_per_step:>13.2f}{accepted / max(drafted, 1):>10.0%}"
+        f"{slow:>9.2f} s{quick:>8.2f} s{slow / quick:>10.2f}{slow_cpu / quick_cpu:>10.2f}"
     )
 
 
@@ -65,9 +73,8 @@ def main() -> None:
     options = {"max_num_seqs": 8, "max_model_len": 2048}
     plain = LLM(given.model, **options)
     lookup = LLM(given.model, speculative_tokens=given.speculative_tokens, **options)
-    print(
-        f"{'':28}{'prompt':>8}{'output':>8}{'tokens/step':>13}{'accepted':>12}{'without':>11}{'with':>11}{'speed-up':>9}"
-    )
+    columns = f"{'prompt':>8}{'output':>8}{'tokens/step':>13}{'accepted':>10}{'without':>11}{'with':>10}"
+    print(f"{'':28}{columns}{'speed-up':>10}{'in CPU':>10}")
     for name, text in PROMPTS.items():
         print(f"{name:28}{compare(plain, lookup, text, given.rounds, given.max_tokens)}", flush=True)
 
