@@ -174,8 +174,8 @@ def test_sch_07_requests_that_are_scored_compile_nothing_and_move_only_what_is_a
         ids, moved = rng.choices(range(3, 256), k=length), counts.d2h_bytes
         steps = engine.metrics.counters.steps
         run(engine, [(ids, SamplingParams(max_tokens=1, logprobs=length % 21, prompt_logprobs=length % 21))])
-        # Of each token and of each row at most: log-probability and rank, and 20 ids and log-probabilities.
-        assert counts.d2h_bytes - moved <= (engine.metrics.counters.steps - steps) * 4 * (42 * (32 + 4) + 4)
+        # Of each token and of each row at most: three numbers and the rank, and 20 ids and logits.
+        assert counts.d2h_bytes - moved <= (engine.metrics.counters.steps - steps) * 4 * (44 * (32 + 4) + 4)
     assert compilations() == before
 
 
