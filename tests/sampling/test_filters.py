@@ -6,13 +6,21 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.sampling.filters import keep_min_p, keep_top_k_top_p
+from headrace.sampling.filters import keep
 from sampling import oracle
 
 VOCABULARIES = [1, 5, 127, 128, 129, 1000]
 TOTAL = 2**14  # of integer weights: their sums, and p * TOTAL for the p used here, are exact in float32
 
-top_k_top_p, min_p = jax.jit(keep_top_k_top_p), jax.jit(keep_min_p)
+keep_jit = jax.jit(keep)
+
+
+def top_k_top_p(weights: np.ndarray, k: np.ndarray, p: np.ndarray) -> jax.Array:
+    return keep_jit(weights, k, p, np.zeros(len(k), np.float32))
+
+
+def min_p(weights: np.ndarray, p: np.ndarray) -> jax.Array:
+    return keep_jit(weights, np.zeros(len(p), np.int32), np.ones(len(p), np.float32), p)
 
 
 def top_k(weights: np.ndarray, k: np.ndarray) -> jax.Array:

@@ -20,7 +20,7 @@ from headrace.models.weights import DecoderWeights
 from headrace.sampling.constraints import constrain
 from headrace.sampling.logprobs import scores
 from headrace.sampling.penalties import PenaltyRows, penalise
-from headrace.sampling.sampler import NO_TOKEN, SamplingRows, sample
+from headrace.sampling.sampler import NO_TOKEN, SamplingRows, sample, sample_processed
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -102,10 +102,13 @@ def fused_step(
     with jax.named_scope("sample"):
         wanted = penalise(logits, penalty_rows(batch), page_tokens, page_table.at[slots].get(mode="clip"))
         wanted = constrain(wanted, *_constraints(batch, constraints))
-        sampled = sample(wanted, sampling_rows(batch))
+        if options.logprobs_mode == "processed":
+            sampled, scored_by = sample_processed(wanted, sampling_rows(batch))
+        else:
+            sampled, scored_by = sample(wanted, sampling_rows(batch)), logits
     with jax.named_scope("logprobs"):
         asks = samples & (_sampling(batch)["logprobs"] > 0)
-        scored = scores(logits, jnp.maximum(sampled, 0), asks, options.max_logprobs)
+        scored = scores(scored_by, jnp.maximum(sampled, 0), asks, options.max_logprobs)
         prompt_scored = score_prompts(logits_of, hidden, tokens, batch, options.max_logprobs)
     # Of several samples of one row any may come last here: the host decides which holds, and sends it.
     written = jnp.where(samples, slots, state.last_tokens.shape[0])

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 CHUNK = 128  # tokens of each row that are counted in one pass of the loop, at least a page
 
 _IN_PROMPT = 2**30  # added to the count of outputs, which is smaller
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST = 1e30  # of a penalised logit; sums of these do not overflow
 
 
 @jax.tree_util.register_dataclass

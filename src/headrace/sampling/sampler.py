@@ -10,7 +10,8 @@ import numpy as np
 
 from headrace.layers.reduce import row_sum
 from headrace.sampling.bisect import largest
-from headrace.sampling.filters import BLOCK, block_sums, keep_min_p, keep_top_k_top_p
+from headrace.sampling.candidates import argmax
+from headrace.sampling.filters import BLOCK, block_sums, keep, total
 
 NO_TOKEN = -1  # the row does not sample in this step
 BAD_LOGITS = -2  # the row's logits are NaN or have no finite maximum
@@ -48,20 +49,51 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     A row's token is a function of its logits and its own parameters alone. Ties go to the lowest id. A batch of
     greedy rows costs one argmax.
     """
-    peak = logits.max(-1)
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    peak, greedy = argmax(logits)
     random = rows.temperature > 0
-    tokens = jax.lax.cond(random.any(), lambda: jnp.where(random, _draw(logits, peak, rows), greedy), lambda: greedy)
-    return jnp.where(jnp.isfinite(peak), tokens, BAD_LOGITS)
+
+    def drawn() -> jax.Array:
+        likelihood = _kept_likelihood(_scaled(logits, peak, rows), rows)
+        return jnp.where(random, _inverse_cdf(likelihood, _uniforms(rows)), greedy)
+
+    tokens = jax.lax.cond(random.any(), drawn, lambda: greedy)
+    return jnp.where(_good(logits, peak), tokens, BAD_LOGITS)
 
 
-def _draw(logits: jax.Array, peak: jax.Array, rows: SamplingRows) -> jax.Array:
+def sample_processed(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, jax.Array]:
+    """The tokens of `sample`, and the logits [rows, vocab] float32 that they are drawn from.
+
+    Those are what temperature and filters make of the logits, up to a constant of each row; −inf for what is never
+    drawn. Of greedy rows they are the logits.
+    """
+    peak, greedy = argmax(logits)
+    random = rows.temperature > 0
+
+    def drawn() -> tuple[jax.Array, jax.Array]:
+        scaled = _scaled(logits, peak, rows)
+        likelihood = _kept_likelihood(scaled, rows)
+        tokens = jnp.where(random, _inverse_cdf(likelihood, _uniforms(rows)), greedy)
+        return tokens, jnp.where(random[:, None], jnp.where(likelihood > 0, scaled, -jnp.inf), logits)
+
+    tokens, processed = jax.lax.cond(random.any(), drawn, lambda: (greedy, logits))
+    return jnp.where(_good(logits, peak), tokens, BAD_LOGITS), processed
+
+
+def _good(logits: jax.Array, peak: jax.Array) -> jax.Array:
+    """Whether [rows] there is a token to choose. A NaN is seen in the sum: XLA:CPU's maximum passes over it."""
+    return jnp.isfinite(peak) & ~jnp.isnan(total(logits))
+
+
+def _scaled(logits: jax.Array, peak: jax.Array, rows: SamplingRows) -> jax.Array:
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
     # The maximum is subtracted before the division: a tiny temperature cannot overflow.
-    likelihood = jnp.exp((logits - peak[:, None]) / temperature[:, None])
-    likelihood = keep_top_k_top_p(likelihood, rows.top_k, rows.top_p)
-    likelihood = keep_min_p(likelihood, rows.min_p)
-    return _inverse_cdf(likelihood, _uniforms(rows))
+    return (logits - peak[:, None]) / temperature[:, None]
+
+
+def _kept_likelihood(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
+    random = rows.temperature > 0  # nothing is searched for greedy rows
+    top_k, top_p = jnp.where(random, rows.top_k, 0), jnp.where(random, rows.top_p, 1.0)
+    return keep(jnp.exp(scaled), top_k, top_p, rows.min_p)
 
 
 def _uniforms(rows: SamplingRows) -> Words:
@@ -95,7 +127,7 @@ def _inverse_cdf(likelihood: jax.Array, uniforms: tuple[jax.Array, jax.Array]) -
     rows, vocab = likelihood.shape
     block = _first_past(block_sums(likelihood), uniforms[0])
     blocks = jnp.pad(likelihood, ((0, 0), (0, -vocab % BLOCK))).reshape(rows, -1, BLOCK)
-    members = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    members = jnp.take_along_axis(blocks, block[:, None, None], axis=1, mode="promise_in_bounds")[:, 0]
     return block * BLOCK + _first_past(members, uniforms[1])
 
 
