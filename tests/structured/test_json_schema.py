@@ -39,20 +39,20 @@ def test_the_collection_is_of_valid_schemas(schema: Schema) -> None:
 
 def test_outputs_fit_in_few_byte_level_tokens() -> None:
     definition = TokenizerDefinition(byte_level_backend(), 0, 1, frozenset({1, 2}), False, None)
-    check_walks(Tokenizer(definition), map(random_schema, range(60)))
+    check_walks(Tokenizer(definition), map(random_schema, range(110)))
 
 
 def test_outputs_fit_in_few_sentencepiece_tokens() -> None:
     definition = TokenizerDefinition(sentencepiece_backend(), 1, 2, frozenset({2}), False, None)
-    check_walks(Tokenizer(definition), map(random_schema, range(60, 120)))
+    check_walks(Tokenizer(definition), map(random_schema, range(110, 200)))
 
 
 def test_outputs_fit_in_the_tokens_of_smollm2(smollm2_path: Path) -> None:
-    check_walks(gguf_tokenizer(smollm2_path), [*COLLECTION, *map(random_schema, range(120, 300))])
+    check_walks(gguf_tokenizer(smollm2_path), [*COLLECTION, *map(random_schema, range(200, 380))])
 
 
 def test_outputs_fit_in_the_tokens_of_gemma3(gemma3_path: Path) -> None:
-    check_walks(gguf_tokenizer(gemma3_path), [*COLLECTION, *map(random_schema, range(300, 440))])
+    check_walks(gguf_tokenizer(gemma3_path), [*COLLECTION[::3], *map(random_schema, range(380, 440))])
 
 
 @pytest.mark.parametrize(
