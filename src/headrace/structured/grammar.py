@@ -25,8 +25,8 @@ _JSON_OPTIONS: Any = {
 # Of these keywords the value is data, and of those an object of schemas by names that are no keywords.
 _DATA = ("const", "enum", "default", "examples")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-# Numbers keep at least so far away from an exclusive bound.
-_LEAST_GAP = 1e-15
+# Most decimal places of a number that has an exclusive bound.
+_MOST_PLACES = 9
 
 
 def field_of(outputs: StructuredOutputs) -> str:
@@ -50,7 +50,7 @@ def grammar_text(outputs: StructuredOutputs) -> str:
         if schema is True:
             return _json_grammar("{}")
         _check_min_properties(schema)
-        return _json_grammar(_with_bounds_for_doubles(schema, outputs.json))
+        return _json_grammar(_for_doubles(schema, outputs.json))
     if outputs.regex is not None:
         return LLMatcher.grammar_from_regex(outputs.regex)
     if outputs.choice is not None:
@@ -82,26 +82,22 @@ def _check_min_properties(schema: Any) -> None:
             )
 
 
-def _with_bounds_for_doubles(schema: Any, text: str) -> str:
-    """A schema, or its text, whose exclusive bounds are the next doubles beside them.
+def _for_doubles(schema: Any, text: str) -> str:
+    """A schema, or its text, in which numbers with an exclusive bound have few enough decimal places.
 
-    1.00000000000000000001 is more than 1, but who reads it as a double reads 1.
+    1.00000000000000000001 is more than 1, but who reads it as a double reads 1. Bounds just beside would not do: of
+    numbers that begin like its bound llguidance allows only some.
     """
     is_changed = False
     for part in _schemas(schema):
         types = part.get("type")
-        if types not in (None, "number") and not (isinstance(types, list) and "number" in types):
-            continue
-        for exclusive, inclusive, outwards, tighter in (
-            ("exclusiveMinimum", "minimum", math.inf, max),
-            ("exclusiveMaximum", "maximum", -math.inf, min),
-        ):
-            bound: Any = part.get(exclusive)
-            if _is_number(bound) and _is_number(part.get(inclusive, 0)) and abs(bound) <= 2**53:
-                beside = tighter(math.nextafter(bound, outwards), bound + math.copysign(_LEAST_GAP, outwards))
-                part[inclusive] = tighter(part.get(inclusive, beside), beside)
-                del part[exclusive]
-                is_changed = True
+        is_number = types in (None, "number") or (isinstance(types, list) and "number" in types)
+        bounds: list[Any] = [part.get(name) for name in ("exclusiveMinimum", "exclusiveMaximum")]
+        spacings = [math.ulp(bound) for bound in bounds if _is_number(bound)]
+        if is_number and spacings and "multipleOf" not in part:
+            places = min(_MOST_PLACES, math.floor(-math.log10(4 * max(spacings))))
+            part["multipleOf"] = float(f"1e-{places}") if places > 0 else 1
+            is_changed = True
     return json.dumps(schema, ensure_ascii=False) if is_changed else text
 
 
