@@ -52,8 +52,8 @@ def test_drafts_count_up_to_the_first_wrong_one(drafts: list[int], sampled: list
     assert num_right(drafts, sampled) == right
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 4])
-@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("most", [1, 5])
 def test_one_request_of_any_length(tokenizer: Tokenizer, page_size: int, most: int) -> None:
     """Page edges, the end of the context and that of the request, each one before, at and after."""
     engine = paper_engine(
@@ -76,7 +76,7 @@ def test_one_request_of_any_length(tokenizer: Tokenizer, page_size: int, most: i
     assert engine.scheduler.num_preemptions == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_load(tokenizer: Tokenizer, seed: int) -> None:
     """Prefix hits, preemptions, aborts, chunks and full batches, over little memory."""
     rng = random.Random(seed)
