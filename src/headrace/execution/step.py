@@ -20,7 +20,7 @@ from headrace.models.weights import DecoderWeights
 from headrace.sampling.constraints import constrain
 from headrace.sampling.logprobs import scores
 from headrace.sampling.penalties import PenaltyRows, penalise
-from headrace.sampling.sampler import NO_TOKEN, SamplingRows, sample
+from headrace.sampling.sampler import NO_TOKEN, SamplingRows, most_likely, sample, sample_processed
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -100,12 +100,12 @@ def fused_step(
     logits = logits_of(last_hidden)
     samples, slots = batch["samples"] > 0, batch["slots"][batch["logits_rows"]]
     with jax.named_scope("sample"):
-        wanted = penalise(logits, penalty_rows(batch), page_tokens, page_table.at[slots].get(mode="clip"))
-        wanted = constrain(wanted, *_constraints(batch, constraints))
-        sampled = sample(wanted, sampling_rows(batch))
+        histories = page_tokens, page_table.at[slots].get(mode="clip")
+        rules = _constraints(batch, constraints)
+        sampled, drawn_from = _sample(logits, batch, histories, rules, options.logprobs_mode)
     with jax.named_scope("logprobs"):
         asks = samples & (_sampling(batch)["logprobs"] > 0)
-        scored = scores(logits, jnp.maximum(sampled, 0), asks, options.max_logprobs)
+        scored = scores(drawn_from, jnp.maximum(sampled, 0), asks, options.max_logprobs)
         prompt_scored = score_prompts(logits_of, hidden, tokens, batch, options.max_logprobs)
     # Of several samples of one row any may come last here: the host decides which holds, and sends it.
     written = jnp.where(samples, slots, state.last_tokens.shape[0])
@@ -119,6 +119,30 @@ def _logits(spec: DecoderSpec, weights: DecoderWeights, vocab_limit: int, hidden
     if vocab_limit < logits.shape[1]:
         logits = jnp.where(jnp.arange(logits.shape[1]) < vocab_limit, logits, -jnp.inf)
     return logits
+
+
+def _sample(
+    logits: jax.Array,
+    batch: dict[str, jax.Array],
+    histories: tuple[jax.Array, jax.Array],
+    rules: tuple[jax.Array, jax.Array, jax.Array],
+    mode: LogprobsMode,
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens [logits rows], and the logits [logits rows, vocab] whose log-probabilities are asked for."""
+    rows, penalties = sampling_rows(batch), penalty_rows(batch)
+    _, has_mask, has_bias = rules
+    more = ((rows.temperature > 0) | penalties.asks | has_mask | has_bias).any()
+
+    def adjusted() -> jax.Array:
+        return constrain(penalise(logits, penalties, *histories), *rules)
+
+    # Each cond whose result is logits copies them: those of a large vocabulary take as long as the rest.
+    if mode == "raw":
+        return jax.lax.cond(more, lambda: sample(adjusted(), rows), lambda: most_likely(logits)), logits
+    tokens, drawn_from = jax.lax.cond(
+        more, lambda: sample_processed(adjusted(), rows), lambda: (most_likely(logits), logits)
+    )
+    return tokens, drawn_from
 
 
 def ragged_batch(batch: dict[str, jax.Array], page_table: jax.Array, page_size: int, num_pages: int) -> RaggedBatch:

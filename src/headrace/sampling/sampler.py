@@ -60,6 +60,12 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     return jnp.where(_good(logits, peak), tokens, BAD_LOGITS)
 
 
+def most_likely(logits: jax.Array) -> jax.Array:
+    """The tokens [rows] int32 of `sample` if all rows are greedy."""
+    peak, greedy = argmax(logits)
+    return jnp.where(_good(logits, peak), greedy, BAD_LOGITS)
+
+
 def sample_processed(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, jax.Array]:
     """The tokens of `sample`, and the logits [rows, vocab] float32 that they are drawn from.
 
