@@ -17,7 +17,7 @@ export PROMPT MODEL
 help:
 	@echo "make run [PROMPT=\"…\"] [MODEL=…]  stream a model's answer (makes .venv, fetches the model)"
 	@echo "make test                        run all tests"
-	@echo "make soak                        60,000 random steps, some minutes"
+	@echo "make soak                        120,000 random steps, some minutes"
 	@echo "make structured                  500 JSON schemas on a real model, some minutes"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"

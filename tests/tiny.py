@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,20 +62,26 @@ def tiny_weights(name: str, dtype: str) -> DecoderWeights:
 
 
 _MANAGERS: dict[Any, ExecutionManager] = {}
+# A compiled step takes some 400 memory maps, of which Linux gives a process 65,530: without a bound the tests run out.
+_MOST_MANAGERS = 8
 
 
 def tiny_manager(name: str = "llama3", *, weights: DecoderWeights | None = None, **geometry: Any) -> ExecutionManager:
     """A compiled manager; kept for the next caller with the same geometry, unless weights are given."""
     key = (name, tuple(sorted(geometry.items())))
     if weights is None and key in _MANAGERS:
-        _MANAGERS[key].reset_state()
-        return _MANAGERS[key]
+        manager = _MANAGERS[key] = _MANAGERS.pop(key)  # the newest again
+        manager.reset_state()
+        return manager
     dtype = geometry.pop("dtype", "float32")
     options = ExecutionOptions(dtype=jnp.dtype(dtype), vocab_limit=256, **{"compile_guard": "raise", **geometry})
     manager = ExecutionManager(open_checkpoint(golden.ROOT / name).spec, weights or tiny_weights(name, dtype), options)
     manager.compile()
     if weights is None:
         _MANAGERS[key] = manager
+        if len(_MANAGERS) > _MOST_MANAGERS:
+            del _MANAGERS[next(iter(_MANAGERS))]
+            gc.collect()
     return manager
 
 

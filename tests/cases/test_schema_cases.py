@@ -99,6 +99,8 @@ def test_api_07_an_object_without_a_schema(compiler: GrammarCompiler, texts: Any
         ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, r'structured_outputs.json: .*\["not"\]'),
         ({"json": {"type": "object", "propertyNames": {}}}, r"structured_outputs.json: Unimplemented"),
         ({"json": {"type": "object", "minProperties": 2}}, r"structured_outputs.json: minProperties is 2"),
+        ({"json": {"properties": {"const": {"minProperties": 2}}}}, r"structured_outputs.json: minProperties is 2"),
+        ({"json": {"exclusiveMinimum": 1, "minimum": "0"}}, r"structured_outputs.json: .*minimum"),
         ({"json": {"type": "string", "format": "colour"}}, r"structured_outputs.json: Unknown format: colour"),
         ({"json": {"type": "text"}}, r"structured_outputs.json: Invalid type: text"),
         ({"json": {"$ref": "#/$defs/none"}}, r"structured_outputs.json: Pointer '/\$defs/none' does not exist"),

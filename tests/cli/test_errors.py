@@ -81,6 +81,30 @@ def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--top-k", "-2"], "top_k: must be >= -1"),
         (["--min-p", "1.1"], "min_p: must be >= 0.0 and <= 1.0"),
         (["--max-tokens", "-1"], "max_tokens: must be >= 0, not -1"),
+        (["--n", "0"], "n: must be >= 1 and <= 128, not 0"),
+        (["--min-tokens", "9", "--max-tokens", "8"], "min_tokens: 9 is more than max_tokens (8)"),
+        (["--presence-penalty", "2.1"], "presence_penalty: must be >= -2.0 and <= 2.0, not 2.1"),
+        (["--frequency-penalty", "-2.1"], "frequency_penalty: must be >= -2.0 and <= 2.0, not -2.1"),
+        (["--repetition-penalty", "0"], "repetition_penalty: must be >= 0.001"),
+        (["--logit-bias", "5"], "Invalid value for --logit-bias: '5' is not ID=VALUE such as 1234=-100"),
+        (["--logit-bias", "5=x"], "Invalid value for --logit-bias: '5=x' is not ID=VALUE"),
+        (["--logit-bias", "x=5"], "logit_bias: "),
+        (["--logit-bias", "5=101"], "logit_bias: "),
+        (["--logit-bias", "5=nan"], "logit_bias: "),
+        (["--logit-bias", "256=1"], "logit_bias: "),
+        (["--allowed-token-ids", "256"], "allowed_token_ids: must be >= 0 and <= 255, not 256"),
+        (["--bad-words", ""], "bad_words: must not hold an empty string"),
+        (["--logprobs", "21"], "logprobs: must be >= 0 and <= 20, not 21"),
+        (["--truncate-prompt-tokens", "0"], "truncate_prompt_tokens: must be -1 or >= 1, not 0"),
+        (["--regex", ""], "structured_outputs.regex: is empty"),
+        (["--regex", "x", "--json-object"], "structured_outputs: must have exactly one of"),
+        (["--choice", ""], "structured_outputs.choice: must not hold an empty string"),
+        (["--json-schema", "missing.json"], "missing.json: cannot be read: No such file or directory"),
+        (["--json-schema", "/"], "/: cannot be read: Is a directory"),
+        (["--grammar", "missing.lark"], "missing.lark: cannot be read: No such file or directory"),
+        (["--speculative-tokens", "-1"], "speculative_tokens: must be an integer >= 0, not -1"),
+        (["--speculative-tokens", "8", "--max-num-seqs", "8"], "speculative_tokens: 8 must be less than max_num_seqs"),
+        (["--prompt-lookup-min", "4"], "prompt_lookup_min: 4 is more than prompt_lookup_max (3)"),
         (["--stop", ""], "stop: must not hold an empty string"),
         (["--stop-token-ids", "-1"], "stop_token_ids: must be >= 0"),
         (["--seed", "99999999999999999999"], "seed: must be"),
@@ -105,6 +129,17 @@ def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_a_wrong_option(cli: Cli, tiny_folder: Path, options: list[str], message: str) -> None:
     assert message in cli("generate", tiny_folder, "--prompt", "x", *QUICK, *options).error
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"{", "is not JSON"), (b'{"type": 5}', "type must be a string"), (b"\xff", "is no UTF-8")]
+)
+def test_a_file_that_is_no_schema(cli: Cli, tiny_folder: Path, tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "schema.json"
+    file.write_bytes(content)
+    error = cli("generate", tiny_folder, "--prompt", "x", *QUICK, "--json-schema", file).error
+    assert message in error
+    assert error.startswith(("structured_outputs.json: ", f"{file}: "))
 
 
 def test_a_prompt_longer_than_the_window(cli: Cli, tiny_folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,51 @@ def test_sampling_options_reach_the_sampler(cli: Cli, chat_folder: Path, llm: LL
     stop = text[4:6]
     outcome = cli("generate", chat_folder, *QUICK, *ANSWER, "--prompt", "Hi", "--raw", *options, "--stop", stop)
     assert outcome.out == text[: text.index(stop)] + "\n"
+
+
+def test_other_parameters_reach_the_request(cli: Cli, chat_folder: Path, llm: LLM, tmp_path: Path) -> None:
+    """Each by what it does: whatever the weights, a bias of 100 decides."""
+    a, b = (llm.tokenizer.encode(text)[0] for text in "ab")
+
+    def run(*options: object) -> str:
+        outcome = cli("generate", chat_folder, *QUICK, "--prompt", "Hi", "--raw", "--max-tokens", 4, *options)
+        assert outcome.code == 0, outcome.err
+        return outcome.out.removesuffix("\n")
+
+    always_a = ("--logit-bias", f"{a}=100", "--logit-bias", f"{b}=50")
+    assert run(*always_a) == "aaaa"
+    assert run(*always_a, "--bad-words", "aa") == "abab"
+    assert run("--allowed-token-ids", a, "--stop-token-ids", a) == ""
+    assert run("--allowed-token-ids", a, "--stop-token-ids", a, "--include-stop-str-in-output") == "a"
+    assert run(*always_a, "--stop", "aa", "--include-stop-str-in-output") == "aa"
+    assert run(*always_a, "--stop", "a", "--min-tokens", 3) == "aaa"
+    assert run(*always_a, "--regex", "a{2}") == "aa"
+    assert run(*always_a, "--choice", "cab", "--choice", "cat") == "cab"
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"const": 7}')
+    assert run("--json-schema", schema) == "7"
+    grammar.write_text('start: "xyz"')
+    assert run("--grammar", grammar) == "xyz"
+    assert run("--json-object").startswith("{")
+    assert run(*always_a, "--echo", "--truncate-prompt-tokens", 1) == "iaaaa"
+    assert run(*always_a, "--speculative-tokens", 3) == "aaaa"
+
+
+def test_several_answers_and_log_probabilities(cli: Cli, chat_folder: Path, llm: LLM) -> None:
+    options = (*ANSWER, "--temperature", 1, "--seed", 5, "--logprobs", 1, "--presence-penalty", 2)
+    options += ("--frequency-penalty", 1, "--repetition-penalty", 1.5, "--prompt", "Hi", "--raw")
+    params = replace(GREEDY, n=4, temperature=1, seed=5, logprobs=1)
+    params = replace(params, presence_penalty=2, frequency_penalty=1, repetition_penalty=1.5)
+    [result] = llm.generate(["Hi"], params)
+    expected = []
+    for choice in result.outputs:
+        expected += [f"--- {choice.index + 1} of 4, length", *choice.text.split("\n")]
+        expected += [f"{one.logprob:9.3f} {one.rank:6} " for one in choice.logprobs if one]
+    lines = cli("generate", chat_folder, *QUICK, *options, "--n", 4).out.removesuffix("\n").split("\n")
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
+    one, first = cli("generate", chat_folder, *QUICK, *options, "--echo").out, result.outputs[0]
+    assert one.startswith(f"Hi{first.text}\n")
+    assert len(one[len(first.text) + 3 :].splitlines()) == 1 + 20  # the second token of the prompt, and the answer's
 
 
 def test_without_a_template_the_prompt_is_continued_and_a_system_message_refused(

@@ -97,6 +97,29 @@ def test_a_prompt_is_scored_without_a_token_being_sampled(tiny_folder: Path, len
     assert [one and one.top for one in prompt_scores(outputs)] == [None] + [()] * (length - 1)
 
 
+def test_processed_log_probabilities_are_of_what_is_drawn_from(tiny_folder: Path) -> None:
+    data = golden.load("llama3")
+    logits, prompt = data.logits[0][-1].astype(np.float64), data.prompts[0]
+    engine = tiny_engine(tiny_folder, **SMALL, logprobs_mode="processed")
+    best = np.argsort(-logits)[:6].tolist()
+    sure = {"max_tokens": 1, "logprobs": 20, "prompt_logprobs": 20, "logit_bias": {best[1]: -3.0}}
+    drawn = SamplingParams(temperature=0.7, top_k=5, seed=1, **sure)
+    [greedy], [random_one] = run(engine, [(prompt, SamplingParams(temperature=0, **sure)), (prompt, drawn)])
+    biased = logits.copy()
+    biased[best[1]] -= 3
+    assert_scores(greedy.logprobs, log_softmax(biased), best[0], 20)
+    kept = np.argsort(-biased)[:5]
+    right = np.full(256, -np.inf)
+    right[kept] = log_softmax(biased[kept] / 0.7)
+    assert random_one.logprobs is not None
+    assert [i for i, _ in random_one.logprobs.top] == kept.tolist()
+    np.testing.assert_allclose([value for _, value in random_one.logprobs.top], right[kept], atol=1e-4)
+    assert random_one.logprobs.logprob == pytest.approx(right[random_one.token_id], abs=1e-4)
+    for one, row in zip(prompt_scores([greedy])[1:], data.logits[0], strict=False):  # the prompt's are raw
+        assert one is not None
+        assert_scores(one, log_softmax(row), one.token_id, 20)
+
+
 def random_params(rng: random.Random) -> SamplingParams:
     return SamplingParams(
         max_tokens=rng.choice([0, 1, 5, 20]),
@@ -151,8 +174,8 @@ def test_sch_07_requests_that_are_scored_compile_nothing_and_move_only_what_is_a
         ids, moved = rng.choices(range(3, 256), k=length), counts.d2h_bytes
         steps = engine.metrics.counters.steps
         run(engine, [(ids, SamplingParams(max_tokens=1, logprobs=length % 21, prompt_logprobs=length % 21))])
-        # Of each token and of each row at most: log-probability and rank, and 20 ids and log-probabilities.
-        assert counts.d2h_bytes - moved <= (engine.metrics.counters.steps - steps) * 4 * (42 * (32 + 4) + 4)
+        # Of each token and of each row at most: three numbers and the rank, and 20 ids and logits.
+        assert counts.d2h_bytes - moved <= (engine.metrics.counters.steps - steps) * 4 * (44 * (32 + 4) + 4)
     assert compilations() == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ Case = tuple[list[int], SamplingParams]
 
 @pytest.fixture
 def new_engine(meshed: Any, tiny_folder: Path) -> Any:
-    def make(data_parallel: int, tensor_parallel: int) -> Engine:
+    def make(data_parallel: int, tensor_parallel: int, **config: Any) -> Engine:
         manager = meshed("llama3", data_parallel, tensor_parallel)
         manager.reset_state()
-        return Engine(EngineConfig(model="x", seed=0), Tokenizer.from_folder(tiny_folder), manager)
+        return Engine(EngineConfig(model="x", **{"seed": 0, **config}), Tokenizer.from_folder(tiny_folder), manager)
 
     return make
 
@@ -111,6 +112,20 @@ def test_x9_every_parameter_is_that_of_its_own_request_in_any_rank(
     for (_, params), outputs in zip(cases, together, strict=True):
         allowed = params.allowed_token_ids
         assert allowed is None or {token for token, *_ in outputs} <= {None, *allowed}
+
+
+def test_x9_drafts_of_each_rank_change_nothing(new_engine: Any) -> None:
+    rng = random.Random(6)
+    cases = []
+    for _ in range(12):
+        params = replace(random_params(rng), allowed_token_ids=[65, 66], temperature=rng.choice([0.0, 0.7]))
+        cases.append((rng.choices((65, 66), k=rng.randrange(1, 40)), params))
+    expected = [all_that_is_known(o) for o in run(new_engine(2, 2), cases)]
+    engine, compiled = new_engine(2, 2, speculative_tokens=1), compilations()
+    assert [all_that_is_known(o) for o in run(engine, cases)] == expected
+    assert compilations() == compiled
+    counters = engine.metrics.counters
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
 
 
 def test_x9_a_new_request_goes_to_the_rank_with_the_least_to_do(tiny_folder: Path) -> None:

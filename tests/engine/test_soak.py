@@ -24,13 +24,14 @@ from tiny import SMALL, SOLO, check_pages, run, tiny_engine, tiny_weights, token
 class Soak:
     """An engine under random load, with two sets of weights that take turns."""
 
-    def __init__(self, folder: Path, name: str, dtype: str, seed: int) -> None:
+    def __init__(self, folder: Path, name: str, dtype: str, seed: int, drafts: int) -> None:
         self.rng = random.Random(seed)
         weights = tiny_weights(name, dtype)
         self.weights: list[DecoderWeights] = [weights, shuffled(weights)]
         self.current = 0
         geometry: dict[str, Any] = {**SMALL, "num_pages": 9, "dtype": dtype}
-        self.engine: Engine = tiny_engine(folder, name, config={"max_queued_requests": 20}, **geometry)
+        config = {"max_queued_requests": 20, "speculative_tokens": drafts}
+        self.engine: Engine = tiny_engine(folder, name, config=config, **geometry)
         self.engine.update_graphs(weights)
         self.cases = self._cases()
         self.got: dict[str, list[int]] = {}
@@ -119,8 +120,8 @@ class Soak:
         assert self.engine.pool.num_available == self.engine.pool.num_pages
 
 
-def soak(folder: Path, name: str, dtype: str, steps: int) -> None:
-    load = Soak(folder, name, dtype, seed=steps)
+def soak(folder: Path, name: str, dtype: str, steps: int, drafts: int = 0) -> None:
+    load = Soak(folder, name, dtype, steps, drafts)
     for case in range(len(load.cases)):
         for weights in (0, 1):
             load.solo(case, weights)
@@ -139,18 +140,21 @@ def soak(folder: Path, name: str, dtype: str, steps: int) -> None:
     assert load.counts["hits"] > 0
     assert load.engine.scheduler.num_preemptions > 0
     assert load.engine.pool.num_evictions > 0
+    assert (load.engine.metrics.counters.accepted_tokens > steps / 200) == (drafts > 0)
     print(
         f"{name} {dtype}: {steps} steps, {load.counts}, {load.engine.scheduler.num_preemptions} preemptions, "
         f"{load.engine.pool.num_evictions} pages evicted, {compilations() - compiled} compilations"
     )
 
 
-def test_a_thousand_random_steps(tiny_folder: Path) -> None:
-    soak(tiny_folder, "llama2", "float32", 1000)
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_thousand_random_steps(tiny_folder: Path, drafts: int) -> None:
+    soak(tiny_folder, "llama2", "float32", 1000, drafts)
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama2", "mistral_window", "gemma3"])
-def test_ten_thousand_random_steps(tiny_folder: Path, name: str, dtype: str) -> None:
-    soak(tiny_folder, name, dtype, 10_000)
+def test_ten_thousand_random_steps(tiny_folder: Path, name: str, dtype: str, drafts: int) -> None:
+    soak(tiny_folder, name, dtype, 10_000, drafts)

@@ -11,6 +11,7 @@ from headrace.execution.buckets import (
     Bucket,
     bucket_pairs,
     check_paddings,
+    fewest_scored_tokens,
     request_buckets,
     select_bucket,
     token_buckets,
@@ -103,3 +104,10 @@ def test_sizes_must_end_at_the_cap(sizes: list[int]) -> None:
     with pytest.raises(ConfigError, match="num_reqs_paddings: the last size must be 8"):
         check_paddings("num_reqs_paddings", sizes, 8)
     assert check_paddings("num_reqs_paddings", range(7, 9), 8) == [7, 8]
+
+
+def test_the_smallest_step_with_prefill_scores_prompts_or_else_the_largest() -> None:
+    assert fewest_scored_tokens([(8, 8), (16, 16), (32, 32), (128, 32), (512, 32)]) == 128
+    assert fewest_scored_tokens([(8, 2), (8, 4), (32, 4)]) == 32
+    assert fewest_scored_tokens([(8, 1)]) == 8
+    assert fewest_scored_tokens([(8, 8), (16, 16)]) == 16

@@ -7,18 +7,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from headrace.cli import bench
 from headrace.cli.load import load
-from headrace.cli.options import ENGINE, SAMPLING, Model, with_options
+from headrace.cli.options import ENGINE, RESULT, SAMPLING, Model, with_options
+from headrace.cli.params import sampling_params
 from headrace.errors import HeadraceError, RequestError
-
-if TYPE_CHECKING:
-    from headrace.engine.engine import TokenOutput
 
 # Typer's own base of errors in the command line; which module it comes from depends on Typer's version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -61,7 +58,7 @@ def main() -> None:
 
 
 @app.command()
-@with_options(SAMPLING, "sampling")
+@with_options({**SAMPLING, **RESULT}, "sampling")
 @with_options(ENGINE, "engine")
 def generate(
     model: Model,
@@ -75,19 +72,18 @@ def generate(
     engine: dict[str, Any],
 ) -> None:
     """Answer one prompt, streamed to the terminal."""
-    from headrace.sampling.params import SamplingParams
+    from headrace.cli.answers import print_answers
 
-    params = SamplingParams(**{"max_tokens": 256, "temperature": 0.0, **sampling})
+    params = sampling_params(sampling, max_tokens=256, temperature=0.0)
     if raw and system is not None:
         raise RequestError("system", "cannot be given together with --raw, which uses no chat template")
-    llm = load(model, _for_one(engine))
+    llm = load(model, _for_one(engine, params.n))
     if raw or not llm.has_chat_template:
         if system is not None:
             raise RequestError("system", f"{model} has no chat template, so it cannot take a system message")
-        outputs = llm.stream(prompt, params)
+        print_answers(llm, prompt, params)
     else:
-        outputs = llm.stream(llm.encode_chat(_conversation(system, prompt)), params)
-    _print_stream(outputs)
+        print_answers(llm, llm.encode_chat(_conversation(system, prompt)), params)
 
 
 @app.command()
@@ -102,9 +98,8 @@ def chat(
 ) -> None:
     """Chat in the terminal. Ctrl-C stops an answer; /exit leaves."""
     from headrace.cli.chat import run_chat
-    from headrace.sampling.params import SamplingParams
 
-    params = SamplingParams(**{"max_tokens": 1024, "temperature": 0.7, **sampling})
+    params = sampling_params(sampling, max_tokens=1024, temperature=0.7)
     run_chat(load(model, _for_one(engine)), params, system)
 
 
@@ -130,25 +125,16 @@ def model_path(model: Model) -> None:
     _print_path(model)
 
 
-def _for_one(engine: dict[str, Any]) -> dict[str, Any]:
+def _for_one(engine: dict[str, Any], n: int = 1) -> dict[str, Any]:
     """Options for one request at a time, where a quick start is worth more than prefill without padding: fewer steps
     are compiled."""
     few = {} if "max_num_batched_tokens" in engine else {"num_tokens_paddings": "64,512"}
-    return {"max_num_seqs": 1, **few, **engine}
+    return {"max_num_seqs": max(min(n, 32), 1 + engine.get("speculative_tokens", 0)), **few, **engine}
 
 
 def _conversation(system: str | None, prompt: str) -> list[dict[str, str]]:
     messages = [{"role": "user", "content": prompt}]
     return messages if system is None else [{"role": "system", "content": system}, *messages]
-
-
-def _print_stream(outputs: Iterator[TokenOutput]) -> None:
-    last = None
-    for last in outputs:
-        print(last.text, end="", flush=True)
-    print()
-    if last is not None and last.error is not None:
-        raise HeadraceError(last.error)
 
 
 def _print_path(model: str) -> None:

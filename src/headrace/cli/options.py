@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -45,14 +46,39 @@ ENGINE = {
 }
 SAMPLING = {
     "max_tokens": (int, "Most tokens to generate."),
+    "min_tokens": (int, "Nothing ends the answer within so many tokens."),
     "temperature": (float, "0 takes the most likely token."),
     "top_p": (float, "Keep the most likely tokens up to this probability."),
     "top_k": (int, "Keep this many of the most likely tokens."),
     "min_p": (float, "Drop tokens less likely than this times the most likely one."),
+    "repetition_penalty": (float, "Divides the logits of tokens that are there already; 1 is off."),
+    "presence_penalty": (float, "Taken off the logits of tokens that are in the answer."),
+    "frequency_penalty": (float, "Taken off for each time that a token is in the answer."),
+    "logit_bias": (list[str], "ID=VALUE: added to the logits of a token; may be given several times."),
+    "allowed_token_ids": (list[int], "Token that may be sampled, instead of all; may be given several times."),
+    "bad_words": (list[str], "Text that is not generated; may be given several times."),
+    "json_schema": (Path, "File with a JSON schema that the answer has to fit."),
+    "json_object": (bool, "The answer is a JSON object."),
+    "regex": (str, "Regular expression that the answer has to match."),
+    "choice": (list[str], "The answer is this text, or another that is given the same way."),
+    "grammar": (Path, "File with a grammar, in llguidance's variant of Lark."),
     "stop": (list[str], "Text that ends the answer; may be given several times."),
     "stop_token_ids": (list[int], "Token that ends the answer; may be given several times."),
+    "include_stop_str_in_output": (bool, "Show the text that ended the answer."),
+    "skip_special_tokens": (bool, "Leave control tokens out of the answer, which is the default."),
     "ignore_eos": (bool, "Go on after the model's own end token."),
     "seed": (int, "Seed of the draws."),
+}
+
+# What `generate` alone offers.
+RESULT = {
+    "n": (int, "Answers to give, one after the other; several are not streamed."),
+    "logprobs": (int, "Show each token's log-probability, and so many of the most likely tokens in its place."),
+    "echo": (bool, "Show the prompt before the answer."),
+    "truncate_prompt_tokens": (
+        int,
+        "Keep this many of the prompt's last tokens; -1: as many as fit.",
+    ),
 }
 
 Model = Annotated[str, typer.Argument(help="Known name, .gguf file, Hugging Face folder or hub id.")]

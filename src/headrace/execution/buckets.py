@@ -49,6 +49,15 @@ def is_for_decodes(bucket: Bucket) -> bool:
     return tokens == max(requests, SMALLEST_DECODE)
 
 
+def fewest_scored_tokens(pairs: Iterable[Bucket]) -> int:
+    """Tokens of the smallest step that can score prompts: those with prefill can, and the largest of all.
+
+    Steps for decoding do without: it is a tenth of what their sampling takes to compile.
+    """
+    pairs = [*pairs]
+    return min((pair[0] for pair in pairs if not is_for_decodes(pair)), default=max(pairs)[0])
+
+
 def check_paddings(name: str, paddings: Iterable[int], largest: int) -> list[int]:
     """The sizes as an ascending list; ConfigError unless they are positive, distinct and end at `largest`."""
     sizes = list(paddings)

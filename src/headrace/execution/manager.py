@@ -21,6 +21,7 @@ from headrace.execution.buckets import (
     Bucket,
     bucket_pairs,
     check_paddings,
+    fewest_scored_tokens,
     is_for_decodes,
     request_buckets,
     select_bucket,
@@ -122,6 +123,7 @@ class ExecutionManager:
         self._new_state = self._device_state if mesh is None else empty_state(self._device_state, mesh)
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
+        self._fewest_scored = 0  # tokens of the smallest step that scores prompts
         self._forms = jax.tree.map(self._form_of, (self._weights, self._state))
         self.compilations_while_serving = 0
         self.transfers = Transfers(next(iter(self._state.last_tokens.devices())), mesh)
@@ -152,6 +154,7 @@ class ExecutionManager:
         requests = check_paddings("num_reqs_paddings", requests, o.max_num_seqs)
         pairs = bucket_pairs(tokens, requests)
         self._batches = {b: self._batches.get(b) or self._new_batch(b) for b in pairs}
+        self._fewest_scored = fewest_scored_tokens(pairs)
         sizes = {rows: self._constraints_size((tokens, rows)) for tokens, rows in pairs}
         self._no_constraints = {rows: self._zeros(size) for rows, size in sizes.items()}
         if o.use_aot_forward:
@@ -211,7 +214,10 @@ class ExecutionManager:
             raise StepError(f"a step of {bucket[0]} tokens x {bucket[1]} requests compiled {found} programs")
 
     def _prepare(self, step: ScheduledStep) -> PreparedBatch:
-        bucket, executable = self._step_for(*largest_rank(step, self.options.max_num_seqs, self.num_ranks))
+        tokens, rows = largest_rank(step, self.options.max_num_seqs, self.num_ranks)
+        if step.scores_prompt is not None:
+            tokens = max(tokens, self._fewest_scored)
+        bucket, executable = self._step_for(tokens, rows)
         batch = self._batches[bucket]
         batch.fill(step, self.sequences)
         # A copy: on the CPU the step may read NumPy's own memory, and the next batch may be filled before it has.
@@ -358,7 +364,8 @@ class ExecutionManager:
 
     def _lower(self, bucket: Bucket) -> Any:
         o = self.options
-        sampler = SamplerOptions(o.vocab_limit, o.max_logprobs, o.logprobs_mode)
+        scores_prompts = bucket[0] >= self._fewest_scored
+        sampler = SamplerOptions(o.vocab_limit, o.max_logprobs, o.logprobs_mode, scores_prompts)
         static = self._device_spec, self._kernel, self._layout(bucket), sampler
         forms = self._argument_forms(bucket)
 

@@ -21,6 +21,7 @@ from headrace.sampling.constraints import constrain
 from headrace.sampling.logprobs import scores
 from headrace.sampling.penalties import PenaltyRows, penalise
 from headrace.sampling.sampler import NO_TOKEN, SamplingRows, most_likely, sample, sample_processed
+from headrace.sampling.scores import score_columns
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -37,7 +38,8 @@ class StepResult:
             had nothing to choose from.
         scores: [logits rows, score_columns(max_logprobs)] int32, how likely what was sampled is, where that is asked
             for; see `logprobs.scores`.
-        prompt_scores: [tokens, score_columns(max_logprobs)] int32, the same of the prompt token after each token.
+        prompt_scores: [tokens, score_columns(max_logprobs)] int32, the same of the prompt token after each token;
+            [0, …] in a step that cannot score prompts.
         logits: [logits rows, vocab] float32, as the model gives them.
         hidden: [logits rows, hidden] float32, the last hidden states behind those logits.
     """
@@ -58,11 +60,13 @@ class SamplerOptions:
         max_logprobs: most log-probabilities of other tokens that a request may ask for at each position.
         logprobs_mode: of the model's own distribution ("raw"), or of what is drawn from ("processed"). Prompt tokens
             are always scored by the model's own.
+        scores_prompts: prompt tokens can be scored.
     """
 
     vocab_limit: int
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw"
+    scores_prompts: bool = True
 
 
 def fused_step(
@@ -102,11 +106,13 @@ def fused_step(
     with jax.named_scope("sample"):
         histories = page_tokens, page_table.at[slots].get(mode="clip")
         rules = _constraints(batch, constraints)
-        sampled, drawn_from = _sample(logits, batch, histories, rules, options.logprobs_mode)
+        sampled, scored_by = _sample(logits, batch, histories, rules, options.logprobs_mode)
     with jax.named_scope("logprobs"):
         asks = samples & (_sampling(batch)["logprobs"] > 0)
-        scored = scores(drawn_from, jnp.maximum(sampled, 0), asks, options.max_logprobs)
-        prompt_scored = score_prompts(logits_of, hidden, tokens, batch, options.max_logprobs)
+        scored = scores(scored_by, jnp.maximum(sampled, 0), asks, options.max_logprobs)
+        prompt_scored = jnp.zeros((0, score_columns(options.max_logprobs)), jnp.int32)
+        if options.scores_prompts:
+            prompt_scored = score_prompts(logits_of, hidden, tokens, batch, options.max_logprobs)
     # Of several samples of one row any may come last here: the host decides which holds, and sends it.
     written = jnp.where(samples, slots, state.last_tokens.shape[0])
     last_tokens = state.last_tokens.at[written].set(jnp.maximum(sampled, 0), mode="drop")
@@ -139,10 +145,10 @@ def _sample(
     # Each cond whose result is logits copies them: those of a large vocabulary take as long as the rest.
     if mode == "raw":
         return jax.lax.cond(more, lambda: sample(adjusted(), rows), lambda: most_likely(logits)), logits
-    tokens, drawn_from = jax.lax.cond(
+    tokens, scored_by = jax.lax.cond(
         more, lambda: sample_processed(adjusted(), rows), lambda: (most_likely(logits), logits)
     )
-    return tokens, drawn_from
+    return tokens, scored_by
 
 
 def ragged_batch(batch: dict[str, jax.Array], page_table: jax.Array, page_size: int, num_pages: int) -> RaggedBatch:

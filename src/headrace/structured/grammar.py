@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,11 @@ _JSON_OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
 }
-# Of these keywords the value is data.
+# Of these keywords the value is data, and of those an object of schemas by names that are no keywords.
 _DATA = ("const", "enum", "default", "examples")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+# Most decimal places of a number that has an exclusive bound.
+_MOST_PLACES = 9
 
 
 def field_of(outputs: StructuredOutputs) -> str:
@@ -46,7 +50,7 @@ def grammar_text(outputs: StructuredOutputs) -> str:
         if schema is True:
             return _json_grammar("{}")
         _check_min_properties(schema)
-        return _json_grammar(outputs.json)
+        return _json_grammar(_for_doubles(schema, outputs.json))
     if outputs.regex is not None:
         return LLMatcher.grammar_from_regex(outputs.regex)
     if outputs.choice is not None:
@@ -68,7 +72,7 @@ def _json_grammar(schema: str) -> str:
 def _check_min_properties(schema: Any) -> None:
     """Refuses a `minProperties` that repeated names could feign: the grammar does not know which of the names that the
     schema leaves open were there already."""
-    for part in _objects(schema):
+    for part in _schemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
         names = len(required) if isinstance(required, list) else 0
         if isinstance(least, int) and least > names + 1:
@@ -78,13 +82,40 @@ def _check_min_properties(schema: Any) -> None:
             )
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a schema that may itself be one."""
-    todo = [value]
+def _for_doubles(schema: Any, text: str) -> str:
+    """A schema, or its text, in which numbers with an exclusive bound have few enough decimal places.
+
+    1.00000000000000000001 is more than 1, but who reads it as a double reads 1. Bounds just beside would not do: of
+    numbers that begin like its bound llguidance allows only some.
+    """
+    is_changed = False
+    for part in _schemas(schema):
+        types = part.get("type")
+        is_number = types in (None, "number") or (isinstance(types, list) and "number" in types)
+        bounds: list[Any] = [part.get(name) for name in ("exclusiveMinimum", "exclusiveMaximum")]
+        spacings = [math.ulp(bound) for bound in bounds if _is_number(bound)]
+        if is_number and spacings and "multipleOf" not in part:
+            places = min(_MOST_PLACES, math.floor(-math.log10(4 * max(spacings))))
+            part["multipleOf"] = float(f"1e-{places}") if places > 0 else 1
+            is_changed = True
+    return json.dumps(schema, ensure_ascii=False) if is_changed else text
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and every schema within."""
+    todo = [schema]
     while todo:
         one = todo.pop()
         if isinstance(one, dict):
             yield one
-            todo += [part for name, part in one.items() if name not in _DATA]
+            for keyword, value in one.items():
+                if keyword in _BY_NAME and isinstance(value, dict):
+                    todo += value.values()
+                elif keyword not in _DATA:
+                    todo.append(value)
         elif isinstance(one, list):
             todo += one
