@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,11 @@ from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.models import decoder
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
-from headrace.sampling.constraints import constrain
+from headrace.sampling.chain import LogprobsMode, next_tokens
 from headrace.sampling.logprobs import scores
-from headrace.sampling.penalties import PenaltyRows, penalise
-from headrace.sampling.sampler import NO_TOKEN, SamplingRows, most_likely, sample, sample_processed
+from headrace.sampling.penalties import PenaltyRows
+from headrace.sampling.sampler import NO_TOKEN, SamplingRows
 from headrace.sampling.scores import score_columns
-
-LogprobsMode = Literal["raw", "processed"]
 
 
 @jax.tree_util.register_dataclass
@@ -105,8 +102,8 @@ def fused_step(
     samples, slots = batch["samples"] > 0, batch["slots"][batch["logits_rows"]]
     with jax.named_scope("sample"):
         histories = page_tokens, page_table.at[slots].get(mode="clip")
-        rules = _constraints(batch, constraints)
-        sampled, scored_by = _sample(logits, batch, histories, rules, options.logprobs_mode)
+        rows, penalties, rules = sampling_rows(batch), penalty_rows(batch), _constraints(batch, constraints)
+        sampled, scored_by = next_tokens(logits, rows, penalties, histories, rules, options.logprobs_mode)
     with jax.named_scope("logprobs"):
         asks = samples & (_sampling(batch)["logprobs"] > 0)
         scored = scores(scored_by, jnp.maximum(sampled, 0), asks, options.max_logprobs)
@@ -125,30 +122,6 @@ def _logits(spec: DecoderSpec, weights: DecoderWeights, vocab_limit: int, hidden
     if vocab_limit < logits.shape[1]:
         logits = jnp.where(jnp.arange(logits.shape[1]) < vocab_limit, logits, -jnp.inf)
     return logits
-
-
-def _sample(
-    logits: jax.Array,
-    batch: dict[str, jax.Array],
-    histories: tuple[jax.Array, jax.Array],
-    rules: tuple[jax.Array, jax.Array, jax.Array],
-    mode: LogprobsMode,
-) -> tuple[jax.Array, jax.Array]:
-    """Tokens [logits rows], and the logits [logits rows, vocab] whose log-probabilities are asked for."""
-    rows, penalties = sampling_rows(batch), penalty_rows(batch)
-    _, has_mask, has_bias = rules
-    more = ((rows.temperature > 0) | penalties.asks | has_mask | has_bias).any()
-
-    def adjusted() -> jax.Array:
-        return constrain(penalise(logits, penalties, *histories), *rules)
-
-    # Each cond whose result is logits copies them: those of a large vocabulary take as long as the rest.
-    if mode == "raw":
-        return jax.lax.cond(more, lambda: sample(adjusted(), rows), lambda: most_likely(logits)), logits
-    tokens, scored_by = jax.lax.cond(
-        more, lambda: sample_processed(adjusted(), rows), lambda: (most_likely(logits), logits)
-    )
-    return tokens, scored_by
 
 
 def ragged_batch(batch: dict[str, jax.Array], page_table: jax.Array, page_size: int, num_pages: int) -> RaggedBatch:
