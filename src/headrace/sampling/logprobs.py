@@ -30,7 +30,7 @@ def scores(logits: jax.Array, tokens: jax.Array, wanted: jax.Array, max_top: int
         peak = logits.max(-1, keepdims=True)
         token = jnp.maximum(tokens, 0)[:, None]
         logit = jnp.take_along_axis(logits, token, axis=1, mode="clip")
-        rank = 1 + total((logits > logit).astype(jnp.float32)).astype(jnp.int32)  # exact up to 2**24 tokens
+        rank = 1 + (logits > logit).astype(jnp.float32).sum(-1).astype(jnp.int32)  # exact up to 2**24 tokens
         values, ids = _largest(logits, top)
         missing = ((0, 0), (0, max_top - top))
         ids, values = jnp.pad(ids, missing), jnp.pad(values, missing, constant_values=-jnp.inf)
