@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from headrace.sampling.chain import next_tokens
 from headrace.sampling.constraints import constrain
 from headrace.sampling.limits import MAX_LOGIT_BIAS
 from headrace.sampling.logprobs import scores
@@ -42,15 +43,14 @@ def chain(
     wanted: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """What a step does between its logits and its result."""
-    adjusted = constrain(penalise(logits, penalties, *pages), *constraints)
-    tokens = sample(adjusted, rows)
-    return tokens, scores(logits, tokens, wanted, TOP)
+    tokens, scored = next_tokens(logits, rows, penalties, pages, constraints, "raw")
+    return tokens, scores(scored, tokens, wanted, TOP)
 
 
 def main(rows: int = 32, vocab: int = 262_144) -> None:
     rng = np.random.default_rng(0)
     on, off = jnp.ones(rows, bool), jnp.zeros(rows, bool)
-    wide, narrow = (jnp.asarray(rng.normal(size=(rows, vocab)) * s, jnp.float32) for s in (2.0, 4.5))
+    wide, narrow = (jnp.asarray(rng.normal(size=(rows, vocab)) * s, jnp.float32) for s in (2.0, 6.0))
 
     def filled(value: float, dtype: type = np.float32) -> jax.Array:
         return jnp.full(rows, value, dtype)

@@ -12,10 +12,10 @@ import psutil
 
 from headrace.errors import ConfigError
 from headrace.execution.options import CompileGuard
-from headrace.execution.step import LogprobsMode
 from headrace.kernels.attention import AttentionChoice, attention_for, page_bytes
 from headrace.models.sharding import device_spec
 from headrace.models.spec import DecoderSpec
+from headrace.sampling.chain import LogprobsMode
 
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS_DTYPES = (*DTYPES, "int8", "gguf")

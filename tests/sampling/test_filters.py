@@ -127,3 +127,35 @@ def test_filters_leave_alone_rows_that_do_not_ask() -> None:
     np.testing.assert_array_equal(kept[[0, 3, 5]], weights[[0, 3, 5]])
     assert ((kept > 0).sum(-1)[[1, 2, 4]] < 129).all()
     np.testing.assert_array_equal(min_p(weights, np.zeros(6, np.float32)), weights)
+
+
+def peaked(vocab: int, rows: int, spread: float, seed: int = 0) -> np.ndarray:
+    """Likelihoods of logits of so much spread: the more, the fewer tokens have most of the weight."""
+    logits = np.random.default_rng(seed).normal(size=(rows, vocab)).astype(np.float32) * np.float32(spread)
+    return np.exp(logits - logits.max(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("vocab", [8192, 8193, 20_000, 49_152])
+def test_rows_of_few_and_of_many_likely_tokens_in_one_batch(vocab: int) -> None:
+    """Some are found among the candidates, some only in the whole row; each keeps what it keeps alone."""
+    weights = np.concatenate([peaked(vocab, 3, spread) for spread in (1.0, 4.0, 12.0)])
+    weights[[1, 4]] = np.round(weights[[1, 4]] * 64) / 64  # many ties, and at the last two values alone
+    k = np.array([0, 700, 5000, 0, 513, 0, 0, 512, 1], np.int32)
+    p = np.array([0.5, 1, 0.9, 0.9, 0.8, 0.99, 0.999, 1, 0.9], np.float32)
+    kept = np.asarray(top_k_top_p(weights, k, p))
+    for row in range(len(k)):
+        alone = np.asarray(top_k_top_p(weights[[row]], k[[row]], p[[row]]))[0]
+        np.testing.assert_array_equal(kept[row], alone)
+        for beyond in (1 - 1e-5, 1 + 1e-5):  # rounding may decide about a last token, not about more
+            right = oracle.top_p(oracle.top_k(weights[row], k[row]), min(p[row] * beyond, 1) if p[row] < 1 else 1.0)
+            more, less = (right > 0, kept[row] > 0) if beyond > 1 else (kept[row] > 0, right > 0)
+            assert (more | ~less).all()
+        np.testing.assert_array_equal(kept[row], np.where(kept[row] > 0, weights[row], 0))
+
+
+@pytest.mark.parametrize("k", [1, 511, 512, 513, 9000])
+def test_top_k_of_equals_all_over_a_long_row(k: int) -> None:
+    weights = np.full((2, 10_000), 0.5, np.float32)
+    weights[1, ::20] = 1.0
+    kept = np.asarray(top_k(weights, np.full(2, k, np.int32)))
+    np.testing.assert_array_equal(kept, np.stack([oracle.top_k(w, k) for w in weights]))

@@ -36,7 +36,7 @@ def check(row: np.ndarray, logits: np.ndarray, token: int, num_top: int) -> None
 def test_scores_of_random_logits(vocab: int, max_top: int) -> None:
     rng = np.random.default_rng(vocab)
     logits = rng.normal(size=(12, vocab)).astype(np.float32) * 4
-    logits[6:] = np.round(logits[6:]) + 0.0  # many ties
+    logits[6:] = np.round(logits[6:])  # many ties
     logits[::3, 1::2] = -np.inf
     logits[4] += 1000
     tokens = rng.integers(0, vocab, 12)

@@ -226,7 +226,6 @@ def test_the_sampler_stays_quick_to_compile() -> None:
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((32, *x.shape[1:]), x.dtype), rows_of([GREEDY], [0]))
     text = jax.jit(sample).lower(jax.ShapeDtypeStruct((32, 49_152), jnp.float32), rows).compile().as_text()
     assert text is not None
-    assert text.count(" while(") <= 5
-    assert (
-        text.count(" fusion(") <= 72
-    )  # 67 with jaxlib 0.10.2; a sum of integers along the vocabulary alone would add 4
+    assert text.count(" while(") <= 9
+    assert text.count(" fusion(") <= 130  # 125 with jaxlib 0.10.2; integers summed along the vocabulary would add 4
+    assert " sort(" not in text

@@ -8,8 +8,8 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from headrace.execution.step import LogprobsMode
 from headrace.kernels.attention import AttentionChoice
+from headrace.sampling.chain import LogprobsMode
 
 CompileGuard = Literal["off", "count", "raise"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,11 @@ from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.models import decoder
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
-from headrace.sampling.constraints import constrain
+from headrace.sampling.chain import LogprobsMode, next_tokens
 from headrace.sampling.logprobs import scores
-from headrace.sampling.penalties import PenaltyRows, penalise
-from headrace.sampling.sampler import NO_TOKEN, SamplingRows, sample, sample_processed
+from headrace.sampling.penalties import PenaltyRows
+from headrace.sampling.sampler import NO_TOKEN, SamplingRows
 from headrace.sampling.scores import score_columns
-
-LogprobsMode = Literal["raw", "processed"]
 
 
 @jax.tree_util.register_dataclass
@@ -104,12 +101,9 @@ def fused_step(
     logits = logits_of(last_hidden)
     samples, slots = batch["samples"] > 0, batch["slots"][batch["logits_rows"]]
     with jax.named_scope("sample"):
-        wanted = penalise(logits, penalty_rows(batch), page_tokens, page_table.at[slots].get(mode="clip"))
-        wanted = constrain(wanted, *_constraints(batch, constraints))
-        if options.logprobs_mode == "processed":
-            sampled, scored_by = sample_processed(wanted, sampling_rows(batch))
-        else:
-            sampled, scored_by = sample(wanted, sampling_rows(batch)), logits
+        histories = page_tokens, page_table.at[slots].get(mode="clip")
+        rows, penalties, rules = sampling_rows(batch), penalty_rows(batch), _constraints(batch, constraints)
+        sampled, scored_by = next_tokens(logits, rows, penalties, histories, rules, options.logprobs_mode)
     with jax.named_scope("logprobs"):
         asks = samples & (_sampling(batch)["logprobs"] > 0)
         scored = scores(scored_by, jnp.maximum(sampled, 0), asks, options.max_logprobs)

@@ -141,8 +141,8 @@ def _reach(x: jax.Array, columns: jax.Array, weights: jax.Array, goal: jax.Array
         edge, several = state
         first = jnp.where(part == 0, 0, _VALUE_BITS)
         edge = jax.lax.fori_loop(first, jnp.where(several, _LAST_BIT + 1, _VALUE_BITS), one_bit, edge)
-        # Counted in float32 like the weights, which is exact: XLA:CPU cuts a long sum of integers into many kernels.
-        tied = total((bits == edge.bits[:, None]).astype(jnp.float32))
+        # A float32 counts exactly, in any order: XLA:CPU cuts a long sum of integers into many kernels.
+        tied = (bits == edge.bits[:, None]).astype(jnp.float32).sum(-1)
         return edge, (on & (tied > 1)).any()
 
     zero = Edge(jnp.zeros(rows, jnp.uint32), jnp.zeros(rows, jnp.int32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from headrace.sampling.candidates import candidates
 from headrace.sampling.filters import total
 from headrace.sampling.scores import score_columns
 
@@ -29,8 +30,8 @@ def scores(logits: jax.Array, tokens: jax.Array, wanted: jax.Array, max_top: int
         peak = logits.max(-1, keepdims=True)
         token = jnp.maximum(tokens, 0)[:, None]
         logit = jnp.take_along_axis(logits, token, axis=1, mode="clip")
-        rank = 1 + total((logits > logit).astype(jnp.float32)).astype(jnp.int32)  # exact up to 2**24 tokens
-        values, ids = jax.lax.top_k(logits, top)
+        rank = 1 + (logits > logit).astype(jnp.float32).sum(-1).astype(jnp.int32)  # exact up to 2**24 tokens
+        values, ids = _largest(logits, top)
         missing = ((0, 0), (0, max_top - top))
         ids, values = jnp.pad(ids, missing), jnp.pad(values, missing, constant_values=-jnp.inf)
         floats = jnp.concatenate([logit, peak, total(jnp.exp(logits - peak))[:, None]], axis=1)
@@ -39,6 +40,14 @@ def scores(logits: jax.Array, tokens: jax.Array, wanted: jax.Array, max_top: int
     nothing = jnp.zeros((len(logits), score_columns(max_top)), jnp.int32)
     result: jax.Array = jax.lax.cond(wanted.any(), scored, lambda: nothing)
     return result
+
+
+def _largest(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The `count` largest of logits [rows, vocab] and their ids, ties by id."""
+    some = candidates(logits, max(count, 1), padding=-jnp.inf)
+    columns, values = jax.lax.sort((some.columns, jnp.where(some.values == 0, 0.0, some.values)), num_keys=1)
+    values, places = jax.lax.top_k(values, count)
+    return values, jnp.take_along_axis(columns, places, axis=1, mode="promise_in_bounds")
 
 
 def _bits(x: jax.Array) -> jax.Array:

@@ -30,6 +30,11 @@ class PenaltyRows:
     prompt_lens: jax.Array
     history_lens: jax.Array
 
+    @property
+    def asks(self) -> jax.Array:
+        """Which rows [rows] bool have a penalty."""
+        return (self.repetition != 1) | (self.presence != 0) | (self.frequency != 0)
+
 
 def penalise(logits: jax.Array, rows: PenaltyRows, page_tokens: jax.Array, page_table: jax.Array) -> jax.Array:
     """Lowers the logits [rows, vocab] float32 of tokens that a row already has.
@@ -42,8 +47,7 @@ def penalise(logits: jax.Array, rows: PenaltyRows, page_tokens: jax.Array, page_
         page_tokens: [pages, page_size] int32, the ids whose keys and values lie in each page.
         page_table: [rows, pages per sequence] int32, pages of each row; those past its history may be anything.
     """
-    asks = (rows.repetition != 1) | (rows.presence != 0) | (rows.frequency != 0)
-    lengths = jnp.where(asks, rows.history_lens, 0)
+    lengths = jnp.where(rows.asks, rows.history_lens, 0)
 
     def penalised() -> jax.Array:
         counts = _counts(logits.shape, lengths, rows.prompt_lens, page_tokens, page_table)
@@ -54,7 +58,7 @@ def penalise(logits: jax.Array, rows: PenaltyRows, page_tokens: jax.Array, page_
         # A tiny or huge penalty may overflow; a logit that was not finite stays as it is.
         return jnp.where((counts > 0) & jnp.isfinite(logits), jnp.clip(out, -_LARGEST, _LARGEST), logits)
 
-    result: jax.Array = jax.lax.cond(asks.any(), penalised, lambda: logits)
+    result: jax.Array = jax.lax.cond(rows.asks.any(), penalised, lambda: logits)
     return result
 
 

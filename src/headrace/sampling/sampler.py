@@ -11,7 +11,7 @@ import numpy as np
 from headrace.layers.reduce import row_sum
 from headrace.sampling.bisect import largest
 from headrace.sampling.candidates import argmax
-from headrace.sampling.filters import BLOCK, block_sums, keep, total
+from headrace.sampling.filters import BLOCK, block_sums, keep
 
 NO_TOKEN = -1  # the row does not sample in this step
 BAD_LOGITS = -2  # the row's logits are NaN or have no finite maximum
@@ -60,6 +60,12 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     return jnp.where(_good(logits, peak), tokens, BAD_LOGITS)
 
 
+def most_likely(logits: jax.Array) -> jax.Array:
+    """The tokens [rows] int32 of `sample` if all rows are greedy."""
+    peak, greedy = argmax(logits)
+    return jnp.where(_good(logits, peak), greedy, BAD_LOGITS)
+
+
 def sample_processed(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, jax.Array]:
     """The tokens of `sample`, and the logits [rows, vocab] float32 that they are drawn from.
 
@@ -81,7 +87,7 @@ def sample_processed(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, 
 
 def _good(logits: jax.Array, peak: jax.Array) -> jax.Array:
     """Whether [rows] there is a token to choose. A NaN is seen in the sum: XLA:CPU's maximum passes over it."""
-    return jnp.isfinite(peak) & ~jnp.isnan(total(logits))
+    return jnp.isfinite(peak) & ~jnp.isnan(logits.sum(-1))
 
 
 def _scaled(logits: jax.Array, peak: jax.Array, rows: SamplingRows) -> jax.Array:
