@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from headrace.execution.batch import NOT_SCORED
+from headrace.layers.linear import MIN_ROWS
 from headrace.sampling.logprobs import scores
 from headrace.sampling.scores import score_columns
 
@@ -34,7 +35,7 @@ def score_prompts(
         [tokens, score_columns(max_logprobs)] int32, see `logprobs.scores`; 0 where nobody asks.
     """
     targets = _targets(tokens, batch)
-    size, count = batch["slots"].shape[0], tokens.shape[0]
+    size, count = max(batch["slots"].shape[0], MIN_ROWS), tokens.shape[0]  # fewer rows would be padded to as many
     asked = targets >= 0
     # The tokens that ask, without gaps, and room for a last group that is not full.
     place = jnp.where(asked, jnp.cumsum(asked) - 1, count + size)

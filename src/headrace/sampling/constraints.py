@@ -36,7 +36,7 @@ def _biased(logits: jax.Array, bias: jax.Array, on: jax.Array) -> jax.Array:
 
     def add_chunk(i: jax.Array, out: jax.Array) -> jax.Array:
         some = [jax.lax.dynamic_slice_in_dim(x, i * _CHUNK, _CHUNK, axis=1) for x in (ids, values)]
-        return out.at[row, some[0]].add(some[1], mode="drop", unique_indices=True)
+        return out.at[row, some[0]].add(some[1], mode="drop")
 
     chunks = (ids < vocab).any(0).reshape(-1, _CHUNK).any(1).sum()
     result: jax.Array = jax.lax.fori_loop(0, chunks, add_chunk, logits)
