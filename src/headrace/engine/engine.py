@@ -22,6 +22,7 @@ from headrace.errors import QueueFullError, RequestError
 from headrace.execution.manager import ExecutionManager
 from headrace.execution.metrics import EngineMetrics, StepCounters, StepMeter, StepMetrics
 from headrace.execution.step import StepResult
+from headrace.sampling.checks import shown
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
@@ -158,7 +159,7 @@ class Engine:
             QueueFullError: with it more than `max_queued_requests` would wait. Nothing is queued in either case.
         """
         if not isinstance(request_id, str):
-            raise RequestError("request_id", f"must be a text, not {request_id!r}")
+            raise RequestError("request_id", f"must be a text, not {shown(request_id)}")
         if self.has_request(request_id):
             raise RequestError("request_id", f"{request_id!r} is in use")
         requests = self._intake.requests(request_id, prompt_ids, params, cache_salt)

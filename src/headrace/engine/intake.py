@@ -12,6 +12,7 @@ from headrace.engine.request import Request
 from headrace.engine.rules import TokenRules
 from headrace.errors import RequestError
 from headrace.execution.manager import ExecutionManager
+from headrace.sampling.checks import shown
 from headrace.sampling.params import SamplingParams
 from headrace.structured.compiler import GrammarCompiler
 from headrace.text.detokenizer import IncrementalDetokenizer
@@ -83,7 +84,7 @@ class Intake:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, cache_salt: str | None) -> None:
         """Refuses what `Engine.check` says."""
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
+            raise RequestError("cache_salt", f"must be a text that is not empty, not {shown(cache_salt)}")
         if not isinstance(params, SamplingParams):
             raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
         if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
@@ -103,7 +104,7 @@ class Intake:
             raise RequestError("prompt", "is empty; it must have at least one token")
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise RequestError("prompt", f"{token!r} is not a token id; ids are 0 … {vocab_size - 1}")
+                raise RequestError("prompt", f"{shown(token)} is not a token id; ids are 0 … {vocab_size - 1}")
         if (length := len(self.kept(prompt_ids, params))) > longest:
             room = " and must have room for at least one more" if params.max_tokens else ""
             raise RequestError(
