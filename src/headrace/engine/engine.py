@@ -350,16 +350,16 @@ class Engine:
         self._counters.add(self.last_step)
 
     def _take_samples(self, request: Request, drafts: list[int], tokens: list[int], scores: np.ndarray | None) -> int:
-        """Hands a request what was sampled for it, up to the first draft that was wrong, and returns how many drafts
-        were right."""
+        """Hands a request what was sampled for it, up to the first draft that was wrong or its end, and returns how
+        many tokens that is besides the one that it would have got without drafts."""
         right = num_right(drafts, tokens)
         request.num_in_flight -= len(tokens)
         if right < len(drafts):
             self.scheduler.rejected(request, len(drafts) - right)
-        for index, token in enumerate(tokens[: right + 1]):
-            self._take_token(request, token, None if scores is None else scores[index])
+        for index in range(right + 1):
+            self._take_token(request, tokens[index], None if scores is None else scores[index])
             if request.finish_reason is not None:
-                break
+                return index  # drafts after the end became no output
         return right
 
     def _take_token(self, request: Request, token: int, scores: np.ndarray | None) -> None:
