@@ -22,6 +22,7 @@ TOKENIZER = Tokenizer(TokenizerDefinition(byte_level_backend(), 0, 1, frozenset(
 KNOWN = TOKENIZER.vocab_size
 VOCAB = KNOWN + 40  # ids from `KNOWN` on have no token
 COMPILER = GrammarCompiler(TOKENIZER, VOCAB)
+(Z,) = TOKENIZER.encode("z")
 PHRASES = ["the", "dog", " dog", "lazy dog", "fox doesn't", "zzz", "日本語", "x y z", "</s>", "\n"]
 
 
@@ -123,6 +124,8 @@ def test_bias_alone_is_no_mask() -> None:
     [
         ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids"),
         ({"allowed_token_ids": TOKENIZER.encode("zz")[:1], "bad_words": ["z"]}, "allowed_token_ids"),
+        ({"stop_token_ids": range(KNOWN), "min_tokens": 1}, "stop_token_ids"),
+        ({"stop_token_ids": sorted({*range(KNOWN)} - {Z}), "min_tokens": 1, "bad_words": ["z"]}, "stop_token_ids"),
     ],
 )
 def test_rules_that_leave_nothing_to_begin_with_are_refused(params: dict[str, Any], field: str) -> None:

@@ -75,8 +75,13 @@ class TokenRules:
         rules = cls(params, tokenizer, vocab_size, grammar)
         static = rules._base & rules._not_ends if params.min_tokens else rules._base
         if not static.any():
-            name = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
-            raise RequestError(name, "leaves no token that could be sampled, given bad_words and min_tokens")
+            if params.allowed_token_ids is not None:
+                name, others = "allowed_token_ids", "bad_words, stop_token_ids and min_tokens"
+            elif rules._base.any():
+                name, others = "stop_token_ids", "bad_words and min_tokens, within which no end token is sampled"
+            else:
+                name, others = "bad_words", "the tokens of the model"
+            raise RequestError(name, f"leaves no token that could be sampled, given {others}")
         return rules
 
     def constraint(self, output_ids: Sequence[int], num_outputs: int, num_samples: int) -> Constraint | None:
