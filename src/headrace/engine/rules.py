@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -82,6 +83,16 @@ class TokenRules:
             else:
                 name, others = "bad_words", "the tokens of the model"
             raise RequestError(name, f"leaves no token that could be sampled, given {others}")
+        return rules
+
+    def another(self, grammar: GrammarState | None) -> TokenRules:
+        """The same rules for another continuation, at its start; all that does not change is shared.
+
+        Args:
+            grammar: what that must match, at its start; given where these rules have one.
+        """
+        rules = copy(self)
+        rules.is_complete, rules.error, rules._grammar = False, None, grammar
         return rules
 
     def constraint(self, output_ids: Sequence[int], num_outputs: int, num_samples: int) -> Constraint | None:
