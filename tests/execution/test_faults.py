@@ -303,7 +303,7 @@ def test_fault_15_the_seed_is_not_ignored(driver: Driver) -> None:
 
 
 def test_fault_16_and_23_an_idle_engine_does_nothing_and_leaves_no_thread_or_process(tiny_folder: Path) -> None:
-    threads = threading.active_count()
+    threads, processes = threading.active_count(), {*psutil.Process().children()}
     recorder = Recorder(tiny_manager(**GEOMETRY))
     engine = engine_over(recorder, tiny_folder)
     run(engine, [(SHORT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))])
@@ -312,7 +312,7 @@ def test_fault_16_and_23_an_idle_engine_does_nothing_and_leaves_no_thread_or_pro
         assert engine.step() == []
     assert len(recorder.steps) == steps
     assert threading.active_count() == threads
-    assert psutil.Process().children() == []
+    assert {*psutil.Process().children()} <= processes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
