@@ -11,7 +11,9 @@ import pytest
 from headrace.engine.engine import Engine, TokenOutput
 from headrace.errors import QueueFullError, RequestError
 from headrace.llm import LLM
-from headrace.sampling.params import SamplingParams
+from headrace.sampling.params import MAX_N, SamplingParams
+from headrace.sampling.structured import StructuredOutputs
+from headrace.text.tokenizer import Tokenizer
 from tiny import SMALL, SOLO, check_pages, run, text, tiny_engine, tokens
 
 HOT = SamplingParams(n=3, temperature=1.5, seed=7, max_tokens=9, ignore_eos=True)
@@ -129,3 +131,23 @@ def test_generate_queues_as_many_choices_as_may_wait(tiny_folder: Path) -> None:
     assert [len(output.outputs) for output in together] == [1, 2, 3, 1, 2]
     assert [output.num_output_tokens for output in together] == [1, 4, 9, 4, 10]
     assert together == [llm.generate([prompt], one)[0] for prompt, one in zip(prompts, each, strict=True)]
+
+
+def test_choices_share_what_is_made_of_the_parameters(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad words are tokenized once, and not for `check`, for `add` and for every choice."""
+    encoded: list[str] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    words = [f"{i:04}" for i in range(100)]
+    for n in (1, MAX_N):
+        params = replace(HOT, n=n, bad_words=words, structured_outputs=StructuredOutputs(regex="a{3}"))
+        engine.check(PROMPT, params)
+        engine.add("a", PROMPT, params)
+        engine.abort("a")
+        assert sorted(text for text in encoded if text.strip() in words) == sorted([*words, *(f" {w}" for w in words)])
+        encoded.clear()

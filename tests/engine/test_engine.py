@@ -62,6 +62,7 @@ def test_a_prompt_up_to_the_window_fills_it_and_ends_with_length(engine: Engine,
         ([1.5], "1.5 is not a token id"),
         ([True], "True is not a token id"),
         (["a", 1], "'a' is not a token id"),
+        ([10**5000], "this int is not a token id"),
     ],
 )
 def test_a_wrong_prompt_is_refused_before_it_reaches_the_engine(

@@ -22,6 +22,7 @@ TOKENIZER = Tokenizer(TokenizerDefinition(byte_level_backend(), 0, 1, frozenset(
 KNOWN = TOKENIZER.vocab_size
 VOCAB = KNOWN + 40  # ids from `KNOWN` on have no token
 COMPILER = GrammarCompiler(TOKENIZER, VOCAB)
+(Z,) = TOKENIZER.encode("z")
 PHRASES = ["the", "dog", " dog", "lazy dog", "fox doesn't", "zzz", "日本語", "x y z", "</s>", "\n"]
 
 
@@ -118,11 +119,39 @@ def test_bias_alone_is_no_mask() -> None:
     assert dict(zip(ids.tolist(), values.tolist(), strict=True)) == {7: -100.0, 9: 2.5}
 
 
+def test_another_continuation_begins_anew() -> None:
+    """Whatever becomes of the rules that it was made from, or of itself."""
+    form, (x, y) = StructuredOutputs(regex="[xyz]+"), TOKENIZER.encode("xy")
+    params: dict[str, Any] = {"structured_outputs": form, "bad_words": ["xy"], "min_tokens": 2, "logit_bias": {x: 1}}
+    one, fresh = rules_of(**params), [rules_of(**params) for _ in range(3)]
+    first, after = allowed(one, []), allowed(one, [x])
+    for outputs in ([], [x], [x, Z]):
+        other = one.another(COMPILER.compile(form).start())
+        assert other.waits_for_tokens
+        assert allowed(other, []) == first
+        for token in outputs:
+            other.accept(token)
+        expected = fresh.pop()
+        for token in outputs:
+            expected.accept(token)
+        assert allowed(other, outputs) == allowed(expected, outputs)
+    broken = one.another(COMPILER.compile(form).start())
+    broken.accept(TOKENIZER.encode("q")[0])
+    assert broken.error is not None
+    assert broken.another(COMPILER.compile(form).start()).error is None
+    assert one.error is None
+    assert (allowed(one, []), allowed(one, [x])) == (first, after)
+    assert after is not None
+    assert y not in after[0]
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [
         ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids"),
         ({"allowed_token_ids": TOKENIZER.encode("zz")[:1], "bad_words": ["z"]}, "allowed_token_ids"),
+        ({"stop_token_ids": range(KNOWN), "min_tokens": 1}, "stop_token_ids"),
+        ({"stop_token_ids": sorted({*range(KNOWN)} - {Z}), "min_tokens": 1, "bad_words": ["z"]}, "stop_token_ids"),
     ],
 )
 def test_rules_that_leave_nothing_to_begin_with_are_refused(params: dict[str, Any], field: str) -> None:

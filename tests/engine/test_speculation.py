@@ -76,6 +76,22 @@ def test_one_request_of_any_length(tokenizer: Tokenizer, page_size: int, most: i
     assert engine.scheduler.num_preemptions == 0
 
 
+def test_drafts_after_the_end_do_not_count(tokenizer: Tokenizer) -> None:
+    """Every output token is one that a step brings anyway, or an accepted draft, wherever in a run the end lies."""
+    geometry = {"pages": 40, "page_size": 1, "length": 40, "seqs": 8, "budget": 8}
+    engine = paper_engine(tokenizer, options={"speculative_tokens": 5}, **geometry)
+    taken = 0
+    for place in range(12):
+        for i in range(20):
+            prompt = [*range(3, 3 + i), *ALPHABET]
+            end = continuation(prompt, 12)[place]
+            [outputs] = run(engine, [(prompt, SamplingParams(max_tokens=12, stop_token_ids=[end], ignore_eos=True))])
+            taken += len(tokens(outputs))
+    counters = engine.metrics.counters
+    assert taken == counters.tokens_sampled + counters.accepted_tokens
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_load(tokenizer: Tokenizer, seed: int) -> None:
     """Prefix hits, preemptions, aborts, chunks and full batches, over little memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from headrace.execution.options import ExecutionOptions
 from headrace.execution.schedule import MAX_SHARED_PAGE_UPDATES, ScheduledStep
 from headrace.execution.sequences import SequenceTable
 from headrace.execution.step import ragged_batch, sampling_rows
+from headrace.llm import LLM
+from headrace.outputs import RequestOutput
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import SamplingRows, sample
+from headrace.sampling.structured import StructuredOutputs
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.load import open_checkpoint
 from sampling.rows import fields_of
@@ -221,11 +225,70 @@ def test_fault_14_a_prompt_that_leaves_no_room_is_refused_and_never_cut(tiny_fol
     assert outputs[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["stop_regex", "best_of", "use_beam_search", "length_penalty"],
-)
-def test_fault_15_a_parameter_that_does_nothing_is_refused(name: str) -> None:
+A, B, EOS, LETTER = 65, 66, 2, "_"  # token ids of the tiny tokenizer, and the text of A
+FIRST = GOLDEN.continuations[0][0]  # what follows SHORT
+HOT: dict[str, Any] = {"temperature": 1.5, "seed": 7}
+
+# Of each parameter what else is asked for, and a value that must change what is returned.
+CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "n": ({}, 2),
+    "max_tokens": ({}, 7),
+    "min_tokens": ({"stop_token_ids": [FIRST]}, 2),
+    "temperature": (HOT, 0.5),
+    "top_p": (HOT, 1e-6),
+    "top_k": (HOT, 1),
+    "min_p": (HOT, 1.0),
+    "presence_penalty": ({"max_tokens": 24}, 2.0),
+    "frequency_penalty": ({"max_tokens": 24}, 2.0),
+    "repetition_penalty": ({"max_tokens": 24}, 1000.0),
+    "logit_bias": ({}, {A: 100}),
+    "allowed_token_ids": ({}, [A]),
+    "bad_words": ({"logit_bias": {A: 100}}, [LETTER]),
+    "stop": ({"logit_bias": {A: 100}}, [LETTER]),
+    "stop_token_ids": ({}, [FIRST]),
+    "include_stop_str_in_output": ({"logit_bias": {A: 100}, "stop": [LETTER]}, True),
+    "ignore_eos": ({"logit_bias": {EOS: 100}}, True),
+    "seed": (HOT, 8),
+    "logprobs": ({}, 0),
+    "prompt_logprobs": ({}, 0),
+    "echo": ({}, True),
+    "skip_special_tokens": ({"logit_bias": {EOS: 100}, "ignore_eos": True}, False),
+    "truncate_prompt_tokens": ({}, 2),
+    "structured_outputs": ({}, StructuredOutputs(regex="[0-9]+")),
+}
+# Who comes first is no part of what is returned; the other is documented to change nothing here.
+CHANGE_NO_OUTPUT = {"priority", "spaces_between_special_tokens"}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_folder: Path) -> LLM:
+    return LLM(str(tiny_folder), dtype="float32", max_num_seqs=1, max_num_batched_tokens=8, max_model_len=64)
+
+
+def test_fault_15_no_parameter_is_taken_and_ignored(llm: LLM) -> None:
+    assert {*CHANGES, *CHANGE_NO_OUTPUT} == {field.name for field in fields(SamplingParams)}
+
+    def returned(params: dict[str, Any]) -> RequestOutput:
+        one, again = llm.generate([SHORT] * 2, SamplingParams(**{"temperature": 0, "max_tokens": 8, **params}))
+        assert replace(one, num_cached_tokens=0) == replace(again, num_cached_tokens=0)
+        return replace(one, num_cached_tokens=0)
+
+    changes = CHANGES.items()
+    assert [name for name, (others, value) in changes if returned(others) == returned({**others, name: value})] == []
+
+
+def test_fault_15_the_priority_is_not_ignored(llm: LLM) -> None:
+    for priority, order in ((0, ["first", "second"]), (-5, ["second", "first"])):
+        llm.engine.add("first", SHORT, SamplingParams())
+        llm.engine.add("second", SHORT, SamplingParams(priority=priority))
+        ended = []
+        while llm.engine.has_unfinished:
+            ended += [output.request_id for output in llm.engine.step() if output.finish_reason is not None]
+        assert ended == order
+
+
+@pytest.mark.parametrize("name", ["stop_regex", "best_of", "use_beam_search", "length_penalty"])
+def test_fault_15_a_parameter_that_is_not_known_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         SamplingParams(**{name: 1})
 
@@ -240,7 +303,7 @@ def test_fault_15_the_seed_is_not_ignored(driver: Driver) -> None:
 
 
 def test_fault_16_and_23_an_idle_engine_does_nothing_and_leaves_no_thread_or_process(tiny_folder: Path) -> None:
-    threads = threading.active_count()
+    threads, processes = threading.active_count(), {*psutil.Process().children()}
     recorder = Recorder(tiny_manager(**GEOMETRY))
     engine = engine_over(recorder, tiny_folder)
     run(engine, [(SHORT, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))])
@@ -249,7 +312,7 @@ def test_fault_16_and_23_an_idle_engine_does_nothing_and_leaves_no_thread_or_pro
         assert engine.step() == []
     assert len(recorder.steps) == steps
     assert threading.active_count() == threads
-    assert psutil.Process().children() == []
+    assert {*psutil.Process().children()} <= processes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -114,6 +114,8 @@ def test_a_number_too_long_to_print_is_refused_as_well() -> None:
     for given in ({"max_tokens": -(10**5000)}, {"top_p": 10**5000}, {"logit_bias": {-(10**5000): 1}}):
         with pytest.raises(RequestError, match=f"^{next(iter(given))}: "):
             SamplingParams(**given)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^min_tokens: this int is more than max_tokens \(this int\)"):
+        SamplingParams(min_tokens=10**5000, max_tokens=10**4999)
 
 
 def test_lists_become_tuples_and_a_single_stop_string_a_list() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.errors import RequestError
@@ -33,6 +34,10 @@ def test_a_schema_is_kept_as_text_in_the_order_of_its_properties() -> None:
         ({"json": '{"const": NaN}'}, "structured_outputs.json: is not JSON: NaN"),
         ({"json": "[" * 100_000}, "structured_outputs.json: is not JSON: .*recursion"),
         ({"json": "[1]"}, "structured_outputs.json: must be a JSON schema, .* not list"),
+        ({"json": np.array([1, 2])}, "structured_outputs.json: cannot be written as JSON: ndarray"),
+        ({"regex": np.array([1, 2])}, "structured_outputs.regex: must be a string"),
+        ({"choice": np.array(["a", "b"])}, "structured_outputs.choice: must be a list"),
+        ({"json": 0}, "structured_outputs.json: must be a JSON schema, .* not int"),
         ({"json": 1}, "structured_outputs.json: must be a JSON schema, .* not int"),
         ({"json": {"const": float("nan")}}, "structured_outputs.json: cannot be written as JSON"),
         ({"json": {"const": {1}}}, "structured_outputs.json: cannot be written as JSON: set"),

@@ -22,6 +22,7 @@ from headrace.errors import QueueFullError, RequestError
 from headrace.execution.manager import ExecutionManager
 from headrace.execution.metrics import EngineMetrics, StepCounters, StepMeter, StepMetrics
 from headrace.execution.step import StepResult
+from headrace.sampling.checks import shown
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
@@ -158,7 +159,7 @@ class Engine:
             QueueFullError: with it more than `max_queued_requests` would wait. Nothing is queued in either case.
         """
         if not isinstance(request_id, str):
-            raise RequestError("request_id", f"must be a text, not {request_id!r}")
+            raise RequestError("request_id", f"must be a text, not {shown(request_id)}")
         if self.has_request(request_id):
             raise RequestError("request_id", f"{request_id!r} is in use")
         requests = self._intake.requests(request_id, prompt_ids, params, cache_salt)
@@ -349,16 +350,16 @@ class Engine:
         self._counters.add(self.last_step)
 
     def _take_samples(self, request: Request, drafts: list[int], tokens: list[int], scores: np.ndarray | None) -> int:
-        """Hands a request what was sampled for it, up to the first draft that was wrong, and returns how many drafts
-        were right."""
+        """Hands a request what was sampled for it, up to the first draft that was wrong or its end, and returns how
+        many tokens that is besides the one that it would have got without drafts."""
         right = num_right(drafts, tokens)
         request.num_in_flight -= len(tokens)
         if right < len(drafts):
             self.scheduler.rejected(request, len(drafts) - right)
-        for index, token in enumerate(tokens[: right + 1]):
-            self._take_token(request, token, None if scores is None else scores[index])
+        for index in range(right + 1):
+            self._take_token(request, tokens[index], None if scores is None else scores[index])
             if request.finish_reason is not None:
-                break
+                return index  # drafts after the end became no output
         return right
 
     def _take_token(self, request: Request, token: int, scores: np.ndarray | None) -> None:

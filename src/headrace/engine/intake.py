@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from headrace.config import EngineConfig
@@ -12,11 +13,15 @@ from headrace.engine.request import Request
 from headrace.engine.rules import TokenRules
 from headrace.errors import RequestError
 from headrace.execution.manager import ExecutionManager
+from headrace.sampling.checks import shown
 from headrace.sampling.params import SamplingParams
-from headrace.structured.compiler import GrammarCompiler
+from headrace.structured.compiler import Grammar, GrammarCompiler
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
 from headrace.text.tokenizer import Tokenizer
+
+# Of as many requests the rules are kept between `check` and `add`: a thousand bad words take tens of milliseconds.
+MAX_RULES = 64
 
 
 class Intake:
@@ -25,7 +30,9 @@ class Intake:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
         self._config, self._tokenizer = config, tokenizer
         self._options, self._spec = manager.options, manager.spec
-        self._grammars = GrammarCompiler(tokenizer, manager.spec.vocab_size)
+        vocab_size = manager.spec.vocab_size
+        new = partial(_new_rules, tokenizer, vocab_size, GrammarCompiler(tokenizer, vocab_size))
+        self._rules = lru_cache(MAX_RULES)(new)  # any thread may call it
         self._seeds = random.Random(config.seed)
 
     def requests(
@@ -46,6 +53,7 @@ class Intake:
         self, choice: int, request_id: str, ids: list[int], params: SamplingParams, seed: int, scope: CacheScope
     ) -> Request:
         scored = params.num_prompt_logprobs is not None and choice == 0
+        rules, grammar = self._rules(params)
         return Request(
             request_id=request_id,
             token_ids=[*ids],
@@ -57,17 +65,12 @@ class Intake:
             detokenizer=IncrementalDetokenizer(self._tokenizer, skip_special=params.skip_special_tokens),
             stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
             choice=choice,
-            rules=self._rules(params),
+            rules=None if rules is None else rules.another(None if grammar is None else grammar.start()),
             num_unscored=len(ids) - 1 if scored else 0,
             prompt_logprobs=[None] if scored else None,
             priority=params.priority,
             scope=scope,
         )
-
-    def _rules(self, params: SamplingParams) -> TokenRules | None:
-        outputs = params.structured_outputs
-        grammar = None if outputs is None else self._grammars.compile(outputs).start()
-        return TokenRules.of(params, self._tokenizer, self._spec.vocab_size, grammar)
 
     def kept(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
         """The part of a prompt that `truncate_prompt_tokens` keeps: the last tokens."""
@@ -83,7 +86,7 @@ class Intake:
     def check(self, prompt_ids: Sequence[int], params: SamplingParams, cache_salt: str | None) -> None:
         """Refuses what `Engine.check` says."""
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-            raise RequestError("cache_salt", f"must be a text that is not empty, not {cache_salt!r}")
+            raise RequestError("cache_salt", f"must be a text that is not empty, not {shown(cache_salt)}")
         if not isinstance(params, SamplingParams):
             raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
         if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
@@ -95,7 +98,7 @@ class Intake:
         params.check_vocabulary(self._options.vocab_limit)
         params.check_logprobs(self._config.max_logprobs)
         self._check_prompt(prompt_ids, params)
-        self._rules(params)  # compiled grammars are kept, so `requests` finds it
+        self._rules(params)  # kept, so that `requests` finds them
 
     def _check_prompt(self, prompt_ids: Sequence[Any], params: SamplingParams) -> None:
         vocab_size, longest = self._options.vocab_limit, self._longest(params)
@@ -103,7 +106,7 @@ class Intake:
             raise RequestError("prompt", "is empty; it must have at least one token")
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise RequestError("prompt", f"{token!r} is not a token id; ids are 0 … {vocab_size - 1}")
+                raise RequestError("prompt", f"{shown(token)} is not a token id; ids are 0 … {vocab_size - 1}")
         if (length := len(self.kept(prompt_ids, params))) > longest:
             room = " and must have room for at least one more" if params.max_tokens else ""
             raise RequestError(
@@ -111,3 +114,12 @@ class Intake:
                 f"has {length} tokens, but the context holds {self._options.max_model_len}{room}; shorten it or raise "
                 "max_model_len",
             )
+
+
+def _new_rules(
+    tokenizer: Tokenizer, vocab_size: int, grammars: GrammarCompiler, params: SamplingParams
+) -> tuple[TokenRules | None, Grammar | None]:
+    """What the choices of a request share: rules that no output has followed, and their grammar."""
+    outputs = params.structured_outputs
+    grammar = None if outputs is None else grammars.compile(outputs)
+    return TokenRules.of(params, tokenizer, vocab_size, None if grammar is None else grammar.start()), grammar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -75,8 +76,23 @@ class TokenRules:
         rules = cls(params, tokenizer, vocab_size, grammar)
         static = rules._base & rules._not_ends if params.min_tokens else rules._base
         if not static.any():
-            name = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
-            raise RequestError(name, "leaves no token that could be sampled, given bad_words and min_tokens")
+            if params.allowed_token_ids is not None:
+                name, others = "allowed_token_ids", "bad_words, stop_token_ids and min_tokens"
+            elif rules._base.any():
+                name, others = "stop_token_ids", "bad_words and min_tokens, within which no end token is sampled"
+            else:
+                name, others = "bad_words", "the tokens of the model"
+            raise RequestError(name, f"leaves no token that could be sampled, given {others}")
+        return rules
+
+    def another(self, grammar: GrammarState | None) -> TokenRules:
+        """The same rules for another continuation, at its start; all that does not change is shared.
+
+        Args:
+            grammar: what that must match, at its start; given where these rules have one.
+        """
+        rules = copy(self)
+        rules.is_complete, rules.error, rules._grammar = False, None, grammar
         return rules
 
     def constraint(self, output_ids: Sequence[int], num_outputs: int, num_samples: int) -> Constraint | None:

@@ -51,7 +51,7 @@ class StepMetrics:
         rows: requests that took part.
         tokens: tokens computed.
         sampled: rows that sampled a token.
-        drafted, accepted: tokens that were guessed, and those that turned out right.
+        drafted, accepted: tokens that were guessed, and output tokens that they brought besides those of `sampled`.
         times: when what happened.
         h2d_transfers, h2d_bytes: from the host to the device.
         d2h_transfers, d2h_bytes: from the device to the host.
@@ -99,8 +99,8 @@ class StepCounters(TransferCounts):
         steps: how many.
         tokens_computed: prompt tokens and decoded ones, also those computed anew.
         tokens_sampled: rows that sampled.
-        drafted_tokens, accepted_tokens: tokens that were guessed, and those that turned out right, each of which is an
-            output token besides those of `tokens_sampled`.
+        drafted_tokens, accepted_tokens: tokens that were guessed, and output tokens that they brought besides those of
+            `tokens_sampled`. A right guess after a request's end brings nothing.
         padded_tokens: tokens that were computed for nobody.
         seconds: of each of `PHASES`.
         steps_by_bucket: steps per (tokens, requests).

@@ -123,7 +123,8 @@ class SamplingParams:
         check_integer("max_tokens", self.max_tokens, 0)
         check_integer("min_tokens", self.min_tokens, 0)
         if self.min_tokens > self.max_tokens:
-            raise RequestError("min_tokens", f"{shown(self.min_tokens)} is more than max_tokens ({self.max_tokens})")
+            given, most = shown(self.min_tokens), shown(self.max_tokens)
+            raise RequestError("min_tokens", f"{given} is more than max_tokens ({most})")
         if self.truncate_prompt_tokens is not None:
             check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
             if self.truncate_prompt_tokens == 0:

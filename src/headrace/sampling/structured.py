@@ -36,11 +36,13 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
             raise RequestError(_name("json_object"), "must be true or false")
-        given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        # Not by `==`, which an array answers with an array, and which takes 0 for False.
+        given = [name for name, value in values.items() if value is not None and value is not False]
         if self.json is False:
             raise RequestError(_name("json"), "is false, which no value fits")
         if len(given) != 1:
-            names, found = ", ".join(f.name for f in fields(self)), ", ".join(given) or "none"
+            names, found = ", ".join(values), ", ".join(given) or "none"
             raise RequestError("structured_outputs", f"must have exactly one of {names}; has {found}")
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
