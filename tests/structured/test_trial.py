@@ -65,6 +65,21 @@ def test_it_is_refused_and_the_next_one_is_not(fields: dict[str, Any], compiler:
     compiler.compile(StructuredOutputs(choice=[*HOSTILE][: [*HOSTILE.values()].index(fields) + 1]))
 
 
+def test_nesting_of_any_depth_is_refused_by_name(compiler: GrammarCompiler) -> None:
+    """Also where the interpreter's own stack ends, and it has less left than when the schema was read."""
+
+    def deeper(frames: int, outputs: StructuredOutputs) -> None:
+        if frames:
+            deeper(frames - 1, outputs)
+        else:
+            compiler.compile(outputs)
+
+    for depth in (*range(860, 1000, 4), 5_000):
+        schema = '{"exclusiveMinimum":1,"items":' * depth + "{}" + "}" * depth
+        with pytest.raises(RequestError, match=r"structured_outputs.json: "):
+            deeper(20, StructuredOutputs(json=schema))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
