@@ -35,10 +35,55 @@ def test_the_grammars_used_last_are_kept(compiler: GrammarCompiler) -> None:
     assert compiler.compile(second) is not grammars[1]
 
 
-def test_a_refusal_is_remembered_and_raised_each_time(compiler: GrammarCompiler) -> None:
+def test_refusals_take_no_room_from_grammars(compiler: GrammarCompiler) -> None:
+    good = StructuredOutputs(choice=["good"])
+    grammar = compiler.compile(good)
+    for i in range(MAX_GRAMMARS + 1):
+        with pytest.raises(RequestError):
+            compiler.compile(StructuredOutputs(regex=f"({i}"))
+    assert compiler.compile(good) is grammar
+
+
+def test_a_refusal_is_remembered_and_raised_each_time_as_a_new_error(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is raised again keeps every caller's frames, and what is in them."""
+    outputs, errors = StructuredOutputs(regex="(a"), []
     for _ in range(3):
-        with pytest.raises(RequestError, match=r"structured_outputs.regex: .*unclosed group"):
-            compiler.compile(StructuredOutputs(regex="(a"))
+        with pytest.raises(RequestError, match=r"^structured_outputs.regex: .*unclosed group") as raised:
+            compiler.compile(outputs)
+        errors.append(raised.value)
+        monkeypatch.setattr(compiler, "_compile", None)  # is not asked again
+    assert len({id(error) for error in errors}) == 3
+    assert len({str(error) for error in errors}) == 1
+    assert {error.param for error in errors} == {"structured_outputs.regex"}
+    assert all(error.__context__ is None for error in errors)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError("no more processes")])
+def test_who_waits_for_a_thread_that_fails_compiles_it_itself(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    outputs, compile = StructuredOutputs(choice=["a"]), compiler._compile
+    is_begun, may_end, calls = threading.Event(), threading.Event(), []
+
+    def fails_once(outputs: StructuredOutputs) -> object:
+        calls.append(outputs)
+        if len(calls) > 1:
+            return compile(outputs)
+        is_begun.set()
+        may_end.wait()
+        raise failure
+
+    monkeypatch.setattr(compiler, "_compile", fails_once)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(compiler.compile, outputs)
+        is_begun.wait()
+        others = [threads.submit(compiler.compile, outputs) for _ in range(2)]
+        may_end.set()
+        assert first.exception() is failure
+        assert others[0].result() is others[1].result()
+    assert len(calls) == 2
 
 
 def test_threads_that_ask_at_once_get_the_same_grammar(smollm2_path: Path) -> None:
