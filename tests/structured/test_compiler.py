@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.errors import RequestError
 from headrace.sampling.structured import StructuredOutputs
+from headrace.structured import state as state_module
 from headrace.structured.compiler import MAX_GRAMMARS, GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
 from structured.walks import Walker, allowed_ids
@@ -134,3 +136,55 @@ def test_a_token_that_the_grammar_does_not_allow_is_an_error(tokenizer: Tokenize
     assert not state.mask().any()
     state.accept(tokenizer.encode("a")[0])  # nothing more becomes of it
     assert not state.is_stopped
+
+
+class Panic(BaseException):
+    """Like those of Rust, no Exception."""
+
+
+@pytest.mark.parametrize("failure", [ValueError("no\nmask"), Panic("no\nmask")])
+@pytest.mark.parametrize("where", ["mask", "token"])
+def test_whatever_fails_within_is_the_error_of_one_output(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, failure: BaseException, where: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    grammar, (a,) = compiler.compile(StructuredOutputs(regex="a*")), tokenizer.encode("a")
+    state, neighbour = grammar.start(), grammar.start()
+    with monkeypatch.context() as patch:
+        if where == "mask":
+            patch.setattr(state_module, "compute_mask", fail)
+        else:
+            patch.setattr(state, "_matcher", SimpleNamespace(consume_token=fail))
+        state.accept(a)
+        assert not state.mask().any()
+    assert state.error == f"the grammar failed: {type(failure).__name__}: no mask"
+    assert not state.is_accepting
+    assert not state.is_stopped
+    state.accept(a)
+    assert not state.mask().any()
+    neighbour.accept(a)
+    assert neighbour.error is None
+    assert a in allowed_ids(neighbour.mask())
+
+
+@pytest.mark.parametrize("where", ["mask", "token"])
+def test_an_interrupt_is_none(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    state, (a,) = compiler.compile(StructuredOutputs(regex="a*")).start(), tokenizer.encode("a")
+    with monkeypatch.context() as patch:
+        if where == "mask":
+            patch.setattr(state, "_mask", Future())
+            patch.setattr(Future, "result", interrupt)
+        else:
+            patch.setattr(state, "_matcher", SimpleNamespace(consume_token=interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            state.accept(a)
+    assert state.error is None
+    state.accept(a)
+    assert a in allowed_ids(state.mask())

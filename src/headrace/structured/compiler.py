@@ -10,13 +10,13 @@ from threading import Condition, Lock
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from headrace.errors import RequestError
 from headrace.sampling.structured import StructuredOutputs
 from headrace.structured.grammar import field_of, grammar_text
 from headrace.structured.state import GrammarState, compute_mask, first_line
-from headrace.structured.tokenizer import grammar_tokenizer
+from headrace.structured.tokenizer import GrammarTokens
 from headrace.structured.trial import LIMITS, GrammarTrial
 from headrace.text.tokenizer import Tokenizer
 
@@ -32,18 +32,18 @@ class Grammar:
     Attributes:
         matcher: at its start; never advanced.
         first_mask: what an output may begin with, see `GrammarState.mask`.
-        vocab_size: of the model.
+        tokens: of the model.
         executor: who computes the masks.
     """
 
     matcher: LLMatcher
     first_mask: np.ndarray
-    vocab_size: int
+    tokens: GrammarTokens
     executor: Executor
 
     def start(self) -> GrammarState:
         """The beginning of an output."""
-        return GrammarState(self.matcher.deep_copy(), self.first_mask, self.vocab_size, self.executor)
+        return GrammarState(self.matcher.deep_copy(), self.first_mask, self.tokens, self.executor)
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._model, self._vocab_size = tokenizer, vocab_size
-        self._tokenizer_lock = Lock()
-        self._tokenizer: LLTokenizer | None = None
+        self._tokens_lock = Lock()
+        self._tokens: GrammarTokens | None = None
         self._trial = GrammarTrial()
         workers = min(os.cpu_count() or 1, _MAX_WORKERS)
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="headrace-grammar")
@@ -130,16 +130,17 @@ class GrammarCompiler:
         field, text = field_of(outputs), grammar_text(outputs)
         if (refusal := self._trial.refusal(text)) is not None:
             raise RequestError(field, first_line(refusal))
-        matcher = LLMatcher(self._known_tokenizer(), text, log_level=0, limits=LIMITS)
-        mask = compute_mask(matcher, self._vocab_size)
+        tokens = self._known_tokens()
+        matcher = LLMatcher(tokens.tokenizer, text, log_level=0, limits=LIMITS)
+        mask = compute_mask(matcher, tokens, matcher.is_accepting())
         if matcher.is_error():
             raise RequestError(field, first_line(matcher.get_error()))
         if not mask.any():
             raise RequestError(field, "matches no text that the model's tokens can write")
-        return Grammar(matcher, mask, self._vocab_size, self._executor)
+        return Grammar(matcher, mask, tokens, self._executor)
 
-    def _known_tokenizer(self) -> LLTokenizer:
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
-                self._tokenizer = grammar_tokenizer(self._model, self._vocab_size)
-            return self._tokenizer
+    def _known_tokens(self) -> GrammarTokens:
+        with self._tokens_lock:
+            if self._tokens is None:
+                self._tokens = GrammarTokens.of(self._model, self._vocab_size)
+            return self._tokens
