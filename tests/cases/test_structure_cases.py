@@ -215,6 +215,20 @@ def test_a_mask_that_fails_ends_its_request_alone(
             assert tokens(got) == tokens(expected)
 
 
+def test_an_ambiguous_grammar_fails_alone(tiny_folder: Path) -> None:
+    form = StructuredOutputs(grammar='start: "a" | "b" | start start | start start start')
+    params = SamplingParams(temperature=0, max_tokens=100, min_tokens=100, structured_outputs=form)
+    cases: list[Case] = [(prompt(1, 20), params), (prompt(2, 20), PLAIN), (prompt(3, 20), FORM)]
+    first, *others = run(engine_of(tiny_folder), cases)
+    assert first[-1].finish_reason == "error"
+    assert first[-1].error is not None
+    assert first[-1].error.startswith("the grammar failed: ")
+    assert 32 < len(tokens(first)) < 100
+    assert set(text(first)) <= {"a", "b"}
+    for case, outputs in zip(cases[1:], others, strict=True):
+        assert tokens(outputs) == tokens(solo(tiny_folder, case))
+
+
 def test_a_form_that_cannot_be_held_to_is_refused_and_its_neighbour_does_not_notice(tiny_folder: Path) -> None:
     engine, case = engine_of(tiny_folder), (prompt(0, 40), PLAIN)
     engine.add("plain", *case)

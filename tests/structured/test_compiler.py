@@ -11,6 +11,7 @@ from headrace.errors import RequestError
 from headrace.sampling.structured import StructuredOutputs
 from headrace.structured import state as state_module
 from headrace.structured.compiler import MAX_GRAMMARS, GrammarCompiler
+from headrace.structured.trial import LIMITS
 from headrace.text.tokenizer import Tokenizer
 from structured.walks import Walker, allowed_ids
 from text.vocabularies import byte_level_backend, gguf_tokenizer, wrap
@@ -188,3 +189,32 @@ def test_an_interrupt_is_none(
     assert state.error is None
     state.accept(a)
     assert a in allowed_ids(state.mask())
+
+
+@pytest.mark.parametrize(
+    "rule", ['"a" | start start', '"a" | "b" | start start | start start start', '"a" start | "a"']
+)
+def test_a_grammar_whose_work_grows_with_each_token_fails(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, rule: str
+) -> None:
+    """By the parser's limits, which bound each of its steps: it never comes to the thousand items of a slow one."""
+    assert LIMITS.max_items_in_row <= 300
+    assert LIMITS.step_max_items <= 5_000
+    state, (a,) = compiler.compile(StructuredOutputs(grammar=f"start: {rule}")).start(), tokenizer.encode("a")
+    count = 0
+    while a in allowed_ids(state.mask()):
+        state.accept(a)
+        count += 1
+        assert count <= 300
+    assert count > 32  # so many are tried when it is compiled
+    assert state.error is not None
+    assert " items" in state.error
+
+
+@pytest.mark.parametrize("rule", ['"a" | start "a"', 'ITEM ("a" ITEM)*\nITEM: "a"', '"a"+', '"(" start ")" | "a"'])
+def test_a_grammar_whose_work_does_not_grow_runs_on(tokenizer: Tokenizer, compiler: GrammarCompiler, rule: str) -> None:
+    state = compiler.compile(StructuredOutputs(grammar=f"start: {rule}")).start()
+    (a,), (bracket,) = tokenizer.encode("a"), tokenizer.encode("(")
+    for _ in range(1_000):
+        state.accept(bracket if bracket in allowed_ids(state.mask()) else a)
+        assert state.error is None

@@ -31,7 +31,9 @@ STACK_BYTES = 1 << 22
 STEPS = 32
 _TRIES = 2
 
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+# What a token of an ambiguous grammar costs grows with the square or the cube of what is written. The first two keep a
+# token and a mask at some ten milliseconds; JSON schemas need a tenth of them.
+LIMITS = LLParserLimits(max_items_in_row=300, step_max_items=5_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 class GrammarTrial:
