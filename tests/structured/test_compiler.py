@@ -11,7 +11,7 @@ from headrace.errors import RequestError
 from headrace.sampling.structured import StructuredOutputs
 from headrace.structured import state as state_module
 from headrace.structured.compiler import MAX_GRAMMARS, GrammarCompiler
-from headrace.structured.trial import LIMITS
+from headrace.structured.trial import GRAMMAR_ITEMS, limits_of
 from headrace.text.tokenizer import Tokenizer
 from structured.walks import Walker, allowed_ids
 from text.vocabularies import byte_level_backend, gguf_tokenizer, wrap
@@ -198,8 +198,9 @@ def test_a_grammar_whose_work_grows_with_each_token_fails(
     tokenizer: Tokenizer, compiler: GrammarCompiler, rule: str
 ) -> None:
     """By the parser's limits, which bound each of its steps: it never comes to the thousand items of a slow one."""
-    assert LIMITS.max_items_in_row <= 300
-    assert LIMITS.step_max_items <= 5_000
+    limits = limits_of(GRAMMAR_ITEMS)
+    assert limits.max_items_in_row <= 300
+    assert limits.step_max_items <= 5_000
     state, (a,) = compiler.compile(StructuredOutputs(grammar=f"start: {rule}")).start(), tokenizer.encode("a")
     count = 0
     while a in allowed_ids(state.mask()):

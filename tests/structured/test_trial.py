@@ -16,7 +16,7 @@ from headrace.sampling.structured import StructuredOutputs
 from headrace.structured import trial as trial_module
 from headrace.structured.compiler import GrammarCompiler
 from headrace.structured.grammar import grammar_text
-from headrace.structured.trial import GrammarTrial
+from headrace.structured.trial import SCHEMA_ITEMS, GrammarTrial
 from text.vocabularies import byte_level_backend, wrap
 
 NAMES = ["".join(letters) for letters in itertools.product(string.ascii_letters, repeat=3)]
@@ -105,12 +105,12 @@ BAD = grammar_text(StructuredOutputs(regex="(a"))
 
 def test_a_process_that_was_killed_is_replaced_and_its_pipes_closed() -> None:
     trial = GrammarTrial()
-    assert trial.refusal(GOOD) is None
+    assert trial.refusal(GOOD, SCHEMA_ITEMS) is None
     process = trial._process
     assert process is not None
     process.kill()
     process.wait()
-    assert trial.refusal(GOOD) is None
+    assert trial.refusal(GOOD, SCHEMA_ITEMS) is None
     assert process.stdin is not None
     assert process.stdin.closed
     assert process.stdout is not None
@@ -136,20 +136,20 @@ class Interrupted:
 
 def test_an_interrupted_trial_does_not_answer_for_the_next() -> None:
     trial = GrammarTrial()
-    assert trial.refusal(GOOD) is None
+    assert trial.refusal(GOOD, SCHEMA_ITEMS) is None
     assert trial._process is not None
     trial._process.stdout = Interrupted(trial._process.stdout)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        trial.refusal(BAD)
-    assert trial.refusal(GOOD) is None
-    refusal = trial.refusal(BAD)
+        trial.refusal(BAD, SCHEMA_ITEMS)
+    assert trial.refusal(GOOD, SCHEMA_ITEMS) is None
+    refusal = trial.refusal(BAD, SCHEMA_ITEMS)
     assert refusal is not None
     assert "unclosed group" in refusal
 
 
 def test_a_process_that_ends_or_stands_still_when_it_is_asked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = GrammarTrial()
-    assert trial.refusal(GOOD) is None
+    assert trial.refusal(GOOD, SCHEMA_ITEMS) is None
     ask = trial._ask
 
     for fault in (signal.SIGKILL, signal.SIGSTOP):
@@ -165,7 +165,7 @@ def test_a_process_that_ends_or_stands_still_when_it_is_asked_is_replaced(monkey
         with monkeypatch.context() as patch:
             patch.setattr(trial, "_ask", faulty)
             patch.setattr(trial_module, "WALL_SECONDS", 5.0)
-            assert trial.refusal(GOOD) is None
+            assert trial.refusal(GOOD, SCHEMA_ITEMS) is None
         assert sent
 
 
@@ -174,5 +174,5 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
         with pytest.raises(RuntimeError, match="does not start"):
-            trial.refusal(GOOD)
-    assert trial.refusal(GOOD) is None
+            trial.refusal(GOOD, SCHEMA_ITEMS)
+    assert trial.refusal(GOOD, SCHEMA_ITEMS) is None

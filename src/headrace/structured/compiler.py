@@ -17,7 +17,7 @@ from headrace.sampling.structured import StructuredOutputs
 from headrace.structured.grammar import field_of, grammar_text
 from headrace.structured.state import GrammarState, compute_mask, first_line
 from headrace.structured.tokenizer import GrammarTokens
-from headrace.structured.trial import LIMITS, GrammarTrial
+from headrace.structured.trial import GRAMMAR_ITEMS, SCHEMA_ITEMS, GrammarTrial, limits_of
 from headrace.text.tokenizer import Tokenizer
 
 MAX_GRAMMARS = 256
@@ -128,10 +128,11 @@ class GrammarCompiler:
 
     def _compile(self, outputs: StructuredOutputs) -> Grammar:
         field, text = field_of(outputs), grammar_text(outputs)
-        if (refusal := self._trial.refusal(text)) is not None:
+        items = SCHEMA_ITEMS if outputs.grammar is None else GRAMMAR_ITEMS
+        if (refusal := self._trial.refusal(text, items)) is not None:
             raise RequestError(field, first_line(refusal))
         tokens = self._known_tokens()
-        matcher = LLMatcher(tokens.tokenizer, text, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(tokens.tokenizer, text, log_level=0, limits=limits_of(items))
         mask = compute_mask(matcher, tokens, matcher.is_accepting())
         if matcher.is_error():
             raise RequestError(field, first_line(matcher.get_error()))

@@ -31,9 +31,14 @@ STACK_BYTES = 1 << 22
 STEPS = 32
 _TRIES = 2
 
-# What a token of an ambiguous grammar costs grows with the square or the cube of what is written. The first two keep a
-# token and a mask at some ten milliseconds; JSON schemas need a tenth of them.
-LIMITS = LLParserLimits(max_items_in_row=300, step_max_items=5_000, max_lexer_states=50_000, verbose_errors=False)
+# What a token of an ambiguous grammar costs grows with the square or the cube of what is written; so few items keep a
+# token and a mask at some ten milliseconds. A schema has no such ambiguity, but four items for each optional property.
+SCHEMA_ITEMS, GRAMMAR_ITEMS = 2_000, 300
+
+
+def limits_of(items: int) -> LLParserLimits:
+    """Of a parser with at most so many items after a token."""
+    return LLParserLimits(max_items_in_row=items, step_max_items=5_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 class GrammarTrial:
@@ -45,25 +50,25 @@ class GrammarTrial:
         self._end: Any = None
         self._number = 0
 
-    def refusal(self, grammar: str) -> str | None:
-        """Why a grammar cannot be used: it is wrong, too slow or too large. None if it can.
+    def refusal(self, grammar: str, items: int) -> str | None:
+        """Why a grammar cannot be used with `limits_of(items)`: it is wrong, too slow or too large. None if it can.
 
         Raises:
             RuntimeError: the process does not start, which is no fault of the grammar's.
         """
         with self._lock:
             try:
-                return self._refusal(grammar)
+                return self._refusal(grammar, items)
             except BaseException:
                 self._end_process()  # which may still answer, and would be one answer behind ever after
                 raise
 
-    def _refusal(self, grammar: str) -> str | None:
+    def _refusal(self, grammar: str, items: int) -> str | None:
         for _ in range(_TRIES):  # who was ended from outside did not fail by the grammar
             if not self._starts():
                 continue
             self._number += 1
-            answer = self._ask([self._number, grammar])
+            answer = self._ask([self._number, grammar, items])
             if answer is not None and answer[0] == self._number:
                 refusal: str | None = answer[1]
                 return refusal
@@ -145,8 +150,8 @@ class _Bytes:
         return list(text)
 
 
-def _fault(tokenizer: LLTokenizer, grammar: str) -> str | None:
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+def _fault(tokenizer: LLTokenizer, grammar: str, items: int) -> str | None:
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits_of(items))
     draw = random.Random(0)
     for _ in range(STEPS):
         if matcher.is_stopped():
@@ -169,13 +174,13 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the parent's end ends this too
     print(json.dumps([0, None]), flush=True)
     for line in sys.stdin:
-        number, grammar = json.loads(line)
-        print(json.dumps([number, _within_limits(tokenizer, grammar)]), flush=True)
+        number, grammar, items = json.loads(line)
+        print(json.dumps([number, _within_limits(tokenizer, grammar, items)]), flush=True)
 
 
-def _within_limits(tokenizer: LLTokenizer, grammar: str) -> str | None:
+def _within_limits(tokenizer: LLTokenizer, grammar: str, items: int) -> str | None:
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(_fault(tokenizer, grammar)))
+    thread = threading.Thread(target=lambda: answers.append(_fault(tokenizer, grammar, items)))
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # whose signal, SIGPROF, ends the process
     thread.start()
     thread.join()
