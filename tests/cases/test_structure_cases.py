@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from headrace.engine.engine import Engine, TokenOutput
 from headrace.errors import RequestError
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.structured import StructuredOutputs
+from headrace.structured.state import compute_mask
 from structured.documents import check_document
 from structured.schemas import random_schema
 from tiny import SMALL, FailsOnce, check_pages, run, text, tiny_engine, tokens
@@ -181,6 +183,50 @@ def test_rules_that_leave_nothing_end_their_request_alone(tiny_folder: Path) -> 
     assert (tokens(second), text(second), second[-1].finish_reason) == ([a, b], "ab", "stop")
     assert second[-1].error is None
     assert tokens(third) == tokens(solo(tiny_folder, cases[2]))
+
+
+@pytest.mark.parametrize("failing", [1, 2, 9])
+def test_a_mask_that_fails_ends_its_request_alone(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The 1st mask of all is made when the form is compiled, so the engine has it before."""
+    engine, calls = engine_of(tiny_folder), []
+    cases: list[Case] = [(prompt(1, 20), FORM), (prompt(2, 20), PLAIN), (prompt(3, 20), replace(FORM, seed=5))]
+    for case in cases:
+        engine.check(*case)
+    alone = [solo(tiny_folder, case) for case in cases]
+
+    def fails_once(matcher: Any, *args: Any) -> np.ndarray:
+        calls.append(matcher)
+        if len(calls) == failing:
+            raise RuntimeError("no mask")
+        return compute_mask(matcher, *args)
+
+    monkeypatch.setattr("headrace.structured.state.compute_mask", fails_once)
+    results = run(engine, cases)
+    failed = [i for i in range(3) if results[i][-1].finish_reason == "error"]
+    assert len(failed) == 1
+    assert failed != [1]
+    for i, (got, expected) in enumerate(zip(results, alone, strict=True)):
+        if i in failed:
+            assert got[-1].error == "the grammar failed: RuntimeError: no mask"
+            assert tokens(got) == tokens(expected)[: len(tokens(got))]
+        else:
+            assert tokens(got) == tokens(expected)
+
+
+def test_an_ambiguous_grammar_fails_alone(tiny_folder: Path) -> None:
+    form = StructuredOutputs(grammar='start: "a" | "b" | start start | start start start')
+    params = SamplingParams(temperature=0, max_tokens=100, min_tokens=100, structured_outputs=form)
+    cases: list[Case] = [(prompt(1, 20), params), (prompt(2, 20), PLAIN), (prompt(3, 20), FORM)]
+    first, *others = run(engine_of(tiny_folder), cases)
+    assert first[-1].finish_reason == "error"
+    assert first[-1].error is not None
+    assert first[-1].error.startswith("the grammar failed: ")
+    assert 32 < len(tokens(first)) < 100
+    assert set(text(first)) <= {"a", "b"}
+    for case, outputs in zip(cases[1:], others, strict=True):
+        assert tokens(outputs) == tokens(solo(tiny_folder, case))
 
 
 def test_a_form_that_cannot_be_held_to_is_refused_and_its_neighbour_does_not_notice(tiny_folder: Path) -> None:

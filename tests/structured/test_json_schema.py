@@ -70,6 +70,10 @@ def test_outputs_fit_in_the_tokens_of_gemma3(gemma3_path: Path) -> None:
         ({"exclusiveMinimum": 1, "minimum": 0}, ["1.5"], ["0.5", "1", "1.0"]),
         ({"type": "integer", "exclusiveMinimum": 5, "exclusiveMaximum": 8}, ["6", "7"], ["5", "8"]),
         ({"type": ["null", "number"], "exclusiveMinimum": 5}, ["null", "5.5"], ["5", "5.00000000000000000001"]),
+        ({"exclusiveMinimum": 1, "enum": ["a", 1.1, 2, 1e-12]}, ['"a"', "1.1", "2"], ["1.2", "1", "1e-12"]),
+        ({"exclusiveMaximum": 1, "const": "a"}, ['"a"'], ['"b"', "0.5"]),
+        ({"exclusiveMinimum": 0, "enum": [1e-12, 0]}, ["0.000000000001"], ["0", "1"]),
+        ({"exclusiveMinimum": 0, "const": 1.0000000000001}, ["1.0000000000001"], ["1"]),
         ({"const": {"exclusiveMinimum": 5}}, ['{"exclusiveMinimum":5}'], ['{"minimum":5}']),
     ],
 )  # fmt: skip

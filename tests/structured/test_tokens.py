@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from headrace.errors import RequestError
 from headrace.sampling.structured import StructuredOutputs
 from headrace.structured.compiler import GrammarCompiler
 from headrace.text.definition import TokenizerDefinition
@@ -94,3 +95,40 @@ def test_a_model_without_an_end_token() -> None:
         state.accept(tokenizer.encode("a")[0])
         assert state.is_accepting
         assert [tokenizer.token_bytes(id) for id in allowed_ids(state.mask())] == [b"b"]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        ('start: "a" (<[2]> "b")?', [b"a"]),  # 2 ends it there, and is no way to go on
+        ('start: "a" <[2]> | "ab"', [b"ab"]),
+        ('start: "a" <[0-255]> "b"', None),  # whatever text these are
+        ('start: "a" <[^65]> "b"', None),
+    ],
+)
+def test_control_tokens_that_a_grammar_names_are_not_allowed(grammar: str, texts: list[bytes] | None) -> None:
+    tokenizer = Tokenizer(TokenizerDefinition(byte_level_backend(), 0, 1, frozenset({1, 2}), False, None))
+    vocab_size = tokenizer.vocab_size + 40
+    compiled = GrammarCompiler(tokenizer, vocab_size).compile(StructuredOutputs(grammar=grammar))
+    for seed in range(30):
+        state, text, rng = compiled.start(), b"", Random(seed)
+        while not state.is_stopped:
+            ids = allowed_ids(state.mask())
+            assert max(ids) < tokenizer.vocab_size
+            assert {id for id in ids if tokenizer.is_special(id)} == (
+                tokenizer.eos_ids if state.is_accepting else set()
+            )
+            if (id := rng.choice(ids)) in tokenizer.eos_ids:
+                break
+            text += tokenizer.token_bytes(id)
+            state.accept(id)
+            assert state.error is None
+        assert texts is None or text in texts
+
+
+def test_a_grammar_of_control_tokens_is_refused() -> None:
+    tokenizer = Tokenizer(TokenizerDefinition(byte_level_backend(), 0, 1, frozenset({1, 2}), False, None))
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    for grammar in ('start: <[2]> "abc"', "start: <[0-2]>"):
+        with pytest.raises(RequestError, match=r"structured_outputs.grammar: matches no text"):
+            compiler.compile(StructuredOutputs(grammar=grammar))

@@ -25,6 +25,7 @@ _JSON_OPTIONS: Any = {
 # Of these keywords the value is data, and of those an object of schemas by names that are no keywords.
 _DATA = ("const", "enum", "default", "examples")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 # Most decimal places of a number that has an exclusive bound.
 _MOST_PLACES = 9
 
@@ -46,11 +47,10 @@ def grammar_text(outputs: StructuredOutputs) -> str:
         return _json_grammar('{"type": "object"}')
     if outputs.json is not None:
         assert isinstance(outputs.json, str)
-        schema = json.loads(outputs.json)
-        if schema is True:
-            return _json_grammar("{}")
-        _check_min_properties(schema)
-        return _json_grammar(_for_doubles(schema, outputs.json))
+        try:
+            return _schema_grammar(outputs.json)
+        except RecursionError:
+            raise RequestError("structured_outputs.json", "is nested too deeply") from None
     if outputs.regex is not None:
         return LLMatcher.grammar_from_regex(outputs.regex)
     if outputs.choice is not None:
@@ -60,6 +60,14 @@ def grammar_text(outputs: StructuredOutputs) -> str:
     if outputs.grammar.lstrip().startswith("{"):  # which is llguidance's own format, and not checked as a schema is
         raise RequestError("structured_outputs.grammar", "is not a Lark grammar")
     return LLMatcher.grammar_from_lark(outputs.grammar)
+
+
+def _schema_grammar(text: str) -> str:
+    schema = json.loads(text)
+    if schema is True:
+        return _json_grammar("{}")
+    _check_min_properties(schema)
+    return _json_grammar(_for_doubles(schema, text))
 
 
 def _json_grammar(schema: str) -> str:
@@ -74,7 +82,7 @@ def _check_min_properties(schema: Any) -> None:
     schema leaves open were there already."""
     for part in _schemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
-        names = len(required) if isinstance(required, list) else 0
+        names = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
         if isinstance(least, int) and least > names + 1:
             raise RequestError(
                 "structured_outputs.json",
@@ -92,13 +100,24 @@ def _for_doubles(schema: Any, text: str) -> str:
     for part in _schemas(schema):
         types = part.get("type")
         is_number = types in (None, "number") or (isinstance(types, list) and "number" in types)
-        bounds: list[Any] = [part.get(name) for name in ("exclusiveMinimum", "exclusiveMaximum")]
-        spacings = [math.ulp(bound) for bound in bounds if _is_number(bound)]
-        if is_number and spacings and "multipleOf" not in part:
+        # Listed values are written as they are, and need not be multiples of anything.
+        is_open = is_number and not {"multipleOf", "enum", "const"} & part.keys()
+        spacings = [_spacing(name, part[name]) for name in _EXCLUSIVE if _is_number(part.get(name))]
+        if is_open and spacings:
             places = min(_MOST_PLACES, math.floor(-math.log10(4 * max(spacings))))
             part["multipleOf"] = float(f"1e-{places}") if places > 0 else 1
             is_changed = True
     return json.dumps(schema, ensure_ascii=False) if is_changed else text
+
+
+def _spacing(name: str, bound: float) -> float:
+    """How far doubles at a bound are apart."""
+    try:
+        if math.isfinite(spacing := math.ulp(bound)):
+            return spacing
+    except OverflowError:  # an integer too large for a double
+        pass
+    raise RequestError("structured_outputs.json", f"{name} is too large: no double has this value")
 
 
 def _is_number(value: Any) -> bool:

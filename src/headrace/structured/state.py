@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 
 import numpy as np
 from llguidance import LLMatcher
+
+from headrace.structured.tokenizer import GrammarTokens
 
 
 class GrammarState:
@@ -19,16 +23,16 @@ class GrammarState:
         error: what failed; the output cannot go on.
     """
 
-    def __init__(self, matcher: LLMatcher, first_mask: np.ndarray, vocab_size: int, executor: Executor) -> None:
+    def __init__(self, matcher: LLMatcher, first_mask: np.ndarray, tokens: GrammarTokens, executor: Executor) -> None:
         """The beginning of an output.
 
         Args:
             matcher: at its start; it is this object's own.
             first_mask: what may come first; see `mask`.
-            vocab_size: of the model.
+            tokens: of the model.
             executor: who computes masks.
         """
-        self._matcher, self._vocab_size, self._executor = matcher, vocab_size, executor
+        self._matcher, self._tokens, self._executor = matcher, tokens, executor
         self._mask: np.ndarray | Future[np.ndarray] = first_mask
         self.is_accepting, self.is_stopped = matcher.is_accepting(), False
         self.error: str | None = None
@@ -36,39 +40,61 @@ class GrammarState:
     def mask(self) -> np.ndarray:
         """What may come next, [ceil(vocab / 32)] uint32 of which bit i of word w allows id 32 w + i; not to be changed.
 
-        The model's end tokens are in it where the output so far matches. After an error nothing is.
+        The model's end tokens are in it where the output so far matches, and no other control tokens. After an error
+        nothing is.
         """
         if isinstance(self._mask, Future):
-            mask = self._mask.result()
-            self._look_for_errors()
-            self._mask = mask if self.error is None else np.zeros_like(mask)
+            with self._failing():
+                self._mask = self._mask.result()
+                self._raise_errors()
+        assert not isinstance(self._mask, Future)
         return self._mask
 
     def accept(self, token_id: int) -> None:
         """Takes the next token, and has what may follow it computed."""
-        mask = self.mask()
+        self.mask()
         if self.error is not None:
             return
-        self._matcher.consume_token(token_id)
-        self._look_for_errors()
-        self.is_accepting = self._matcher.is_accepting()
-        self.is_stopped = self.error is None and self._matcher.is_stopped()
-        if self.error is None and not self.is_stopped:
-            self._mask = self._executor.submit(compute_mask, self._matcher, self._vocab_size)
-        else:
-            self._mask = np.zeros_like(mask)
+        with self._failing():
+            self._matcher.consume_token(token_id)
+            self._raise_errors()
+            self.is_accepting, self.is_stopped = self._matcher.is_accepting(), self._matcher.is_stopped()
+            if self.is_stopped:
+                self._mask = np.zeros_like(self._tokens.text)
+            else:
+                self._mask = self._executor.submit(compute_mask, self._matcher, self._tokens, self.is_accepting)
 
-    def _look_for_errors(self) -> None:
+    def _raise_errors(self) -> None:
         if self._matcher.is_error():
-            self.error = f"the grammar failed: {first_line(self._matcher.get_error())}"
+            raise _GrammarError(first_line(self._matcher.get_error()))
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What goes wrong within ends this output, and nothing else."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # panics of Rust are no Exception
+            reason = (
+                str(error) if isinstance(error, _GrammarError) else f"{type(error).__name__}: {first_line(str(error))}"
+            )
+            self.error = f"the grammar failed: {reason}"
+            self.is_accepting = self.is_stopped = False
+            self._mask = np.zeros_like(self._tokens.text)
 
 
-def compute_mask(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
-    """What may come next in a matcher of `grammar_tokenizer`. llguidance lets other threads run meanwhile."""
-    mask = np.zeros(vocab_size // 32 + 1, np.uint32)
+class _GrammarError(Exception):
+    """What llguidance says of a matcher that failed."""
+
+
+def compute_mask(matcher: LLMatcher, tokens: GrammarTokens, is_accepting: bool) -> np.ndarray:
+    """What may come next in a matcher of these tokens. llguidance lets other threads run meanwhile."""
+    mask = np.zeros(tokens.vocab_size // 32 + 1, np.uint32)  # the matcher knows one id more
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    mask[-1] &= (1 << vocab_size % 32) - 1  # the matcher knows one id more
-    return mask[: -(-vocab_size // 32)]
+    allowed = tokens.text_or_end if is_accepting else tokens.text
+    mask[: len(allowed)] &= allowed
+    return mask[: len(allowed)]
 
 
 def first_line(error: str, most: int = 300) -> str:

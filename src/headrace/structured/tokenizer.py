@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from headrace.text.tokenizer import Tokenizer
 
 
-def grammar_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
-    """The tokens' exact bytes. Control tokens are none of a grammar's text, and ids without a token never match.
+@dataclass(frozen=True, eq=False)
+class GrammarTokens:
+    """A model's tokens as llguidance wants them: their exact bytes. Ids without a token never match.
 
-    Args:
-        tokenizer: of the model; whatever of its ids is beyond `vocab_size` is left out.
-        vocab_size: of the model, the width of its logits. One id more is there, which ends the text of a model that
-            has no end token.
+    Attributes:
+        tokenizer: whatever of the model's ids is beyond `vocab_size` is left out. One id more is there, which ends the
+            text of a model that has no end token.
+        vocab_size: of the model, the width of its logits.
+        text: tokens that an output may hold, [ceil(vocab / 32)] uint32 of which bit i of word w is of id 32 w + i. A
+            grammar can name control tokens by their ids, but they are none of its text.
+        text_or_end: these, and the model's end tokens.
     """
-    vocabulary = _Vocabulary(tokenizer, vocab_size)
-    return LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=vocab_size + 1, eos_token=vocabulary.end_ids)
+
+    tokenizer: LLTokenizer
+    vocab_size: int
+    text: np.ndarray
+    text_or_end: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int) -> GrammarTokens:
+        """Those of a model."""
+        vocabulary = _Vocabulary(tokenizer, vocab_size)
+        bits = np.zeros((2, -(-(vocab_size + 1) // 32) * 32), bool)
+        bits[:, : vocab_size + 1] = [piece != b"" for piece in vocabulary.tokens]
+        bits[:, vocabulary.special_token_ids] = False
+        bits[1, [id for id in vocabulary.end_ids if id < vocab_size]] = True
+        text, text_or_end = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)[:, : -(-vocab_size // 32)]
+        known = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=vocab_size + 1, eos_token=vocabulary.end_ids)
+        return cls(known, vocab_size, text, text_or_end)
 
 
 class _Vocabulary:
