@@ -23,6 +23,7 @@ PUBLIC = {
     "SamplingParams",
     "StructuredOutputs",
     "TokenLogprobs",
+    "TokenOutput",
 }
 
 

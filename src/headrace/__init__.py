@@ -16,6 +16,7 @@ from headrace.sampling.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from headrace.config import EngineConfig
+    from headrace.engine.engine import TokenOutput
     from headrace.llm import LLM
     from headrace.outputs import CompletionOutput, RequestOutput
     from headrace.sampling.scores import TokenLogprobs
@@ -34,6 +35,7 @@ __all__ = [
     "SamplingParams",
     "StructuredOutputs",
     "TokenLogprobs",
+    "TokenOutput",
 ]
 
 
@@ -51,4 +53,8 @@ def __getattr__(name: str) -> object:
         from headrace import outputs
 
         return getattr(outputs, name)
+    if name == "TokenOutput":
+        from headrace.engine.engine import TokenOutput
+
+        return TokenOutput
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")

@@ -92,7 +92,7 @@ def test_an_unknown_model(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--logit-bias", "5=101"], "logit_bias: "),
         (["--logit-bias", "5=nan"], "logit_bias: "),
         (["--logit-bias", "256=1"], "logit_bias: "),
-        (["--allowed-token-ids", "256"], "allowed_token_ids: must be >= 0 and <= 255, not 256"),
+        (["--allowed-token-ids", "256"], "allowed_token_ids: 256 is not a token id; ids are 0 … 255"),
         (["--bad-words", ""], "bad_words: must not hold an empty string"),
         (["--logprobs", "21"], "logprobs: must be >= 0 and <= 20, not 21"),
         (["--truncate-prompt-tokens", "0"], "truncate_prompt_tokens: must be -1 or >= 1, not 0"),

@@ -88,6 +88,9 @@ def test_other_parameters_reach_the_request(cli: Cli, chat_folder: Path, llm: LL
     grammar.write_text('start: "xyz"')
     assert run("--grammar", grammar) == "xyz"
     assert run("--json-object").startswith("{")
+    cut_off = cli("generate", chat_folder, *QUICK, "--prompt", "Hi", "--raw", "--max-tokens", 4, "--regex", "a{5}")
+    assert (cut_off.code, cut_off.out) == (0, "aaaa\n")
+    assert cut_off.err.splitlines()[-1] == "headrace: cut off before it was complete; raise --max-tokens"
     assert run(*always_a, "--echo", "--truncate-prompt-tokens", 1) == "iaaaa"
     assert run(*always_a, "--speculative-tokens", 3) == "aaaa"
 

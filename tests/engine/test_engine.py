@@ -77,7 +77,7 @@ def test_a_wrong_prompt_is_refused_before_it_reaches_the_engine(
 
 
 def test_a_stop_token_that_does_not_exist_is_refused(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="stop_token_ids: must be >= 0 and <= 255, not 256"):
+    with pytest.raises(RequestError, match="stop_token_ids: 256 is not a token id; ids are 0 … 255"):
         engine.add("x", [5], replace(GREEDY, stop_token_ids=[256]))
 
 

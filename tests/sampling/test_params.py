@@ -165,7 +165,7 @@ def test_unknown_parameters_are_refused() -> None:
 def test_token_ids_must_be_in_the_vocabulary(name: str) -> None:
     params = SamplingParams(**{name: {0: 1, 9: 1} if name == "logit_bias" else [0, 9]})
     params.check_vocabulary(10)
-    with pytest.raises(RequestError, match=f"^{name}: must be >= 0 and <= 8, not 9") as refusal:
+    with pytest.raises(RequestError, match=f"^{name}: 9 is not a token id; ids are 0 … 8") as refusal:
         params.check_vocabulary(9)
     assert refusal.value.param == name
 

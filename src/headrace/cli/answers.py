@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from headrace.errors import HeadraceError
@@ -22,13 +23,16 @@ def print_answers(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
 
 
 def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> list[str]:
-    errors, scores = [], list[TokenLogprobs | None]()
+    errors, scores, reason = [], list[TokenLogprobs | None](), None
     for output in llm.stream(prompt, params):
         print(output.text, end="", flush=True)
         scores += (params.echo and output.prompt_logprobs) or []
         scores += [output.logprobs] if output.logprobs else []
         errors += [output.error] if output.error is not None else []
+        reason = output.finish_reason
     print()
+    if reason == "length" and params.structured_outputs is not None:
+        print("headrace: cut off before it was complete; raise --max-tokens", file=sys.stderr)
     _print_scores(llm, scores)
     return errors
 

@@ -79,7 +79,8 @@ def logit_bias(name: str, value: Any, most: int, strongest: float) -> dict[int, 
 def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     """Refuses ids from `vocab_size` on."""
     for token in ids:
-        check_integer(name, token, 0, vocab_size - 1)
+        if not 0 <= token < vocab_size:
+            raise RequestError(name, f"{shown(token)} is not a token id; ids are 0 … {vocab_size - 1}")
 
 
 def shown(value: Any) -> str:
