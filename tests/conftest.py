@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,14 @@ from tiny import write_model
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; the others use the first
 use_compilation_cache()  # so that the second run of the tests compiles next to nothing
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_compiled_functions() -> Iterator[None]:
+    """What a module compiled is not kept for the others: code takes memory maps, and Linux gives a process 65,530."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
