@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.errors import RequestError
+from headrace.sampling.checks import texts
 from headrace.text.checks import check_text
 
 MAX_GRAMMAR_CHARS = 1 << 18
@@ -100,16 +101,9 @@ def _refuse_constant(name: str) -> None:
 
 def _choices(choice: Any) -> tuple[str, ...]:
     name = _name("choice")
-    if isinstance(choice, (str, bytes)) or not isinstance(choice, Sequence):
-        raise RequestError(name, f"must be a list of strings, not {type(choice).__name__}")
-    if not choice:
+    listed = texts(name, choice, MAX_CHOICES)
+    if not listed:
         raise RequestError(name, "is empty, so that nothing could be generated")
-    if len(choice) > MAX_CHOICES:
-        raise RequestError(name, f"holds {len(choice)} strings, at most {MAX_CHOICES} are allowed")
-    for text in choice:
-        check_text(name, text)
-        if not text:
-            raise RequestError(name, "must not hold an empty string")
-    if (size := sum(map(len, choice))) > MAX_GRAMMAR_CHARS:
+    if (size := sum(map(len, listed))) > MAX_GRAMMAR_CHARS:
         raise RequestError(name, f"has {size} characters, at most {MAX_GRAMMAR_CHARS} are allowed")
-    return tuple(choice)
+    return listed
