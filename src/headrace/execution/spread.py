@@ -73,8 +73,12 @@ def over_mesh(step: StepFunction, mesh: Mesh, weights: Any) -> StepFunction:
 
 
 def empty_state(make: Callable[[], DeviceState], mesh: Mesh) -> Callable[[], DeviceState]:
-    """A function that makes the state of a whole mesh, given one that makes that of one device."""
-    return jax.jit(jax.shard_map(make, mesh=mesh, in_specs=(), out_specs=state_specs(), check_vma=False))
+    """A function that makes the state of a whole mesh, given one that makes that of one device.
+
+    It is compiled here: a state is also made when one was lost, and that must not compile.
+    """
+    make_all = jax.jit(jax.shard_map(make, mesh=mesh, in_specs=(), out_specs=state_specs(), check_vma=False))
+    return make_all.lower().compile()
 
 
 def put_per_rank(packed: np.ndarray, mesh: Mesh) -> jax.Array:
