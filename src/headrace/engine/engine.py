@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -46,6 +45,7 @@ class TokenOutput:
         logprobs: of the token, where they are asked for.
         prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output of
             choice 0.
+        scheduled: when the request first got a slot, in seconds of `time.perf_counter`; None if it never did.
     """
 
     request_id: str
@@ -57,6 +57,7 @@ class TokenOutput:
     index: int = 0
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    scheduled: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Engine:
         """The figures of now, as a copy."""
         return EngineMetrics(
             last_step=self.last_step,
-            counters=deepcopy(self._counters),
+            counters=self._counters.copy(),
             compilations=self.manager.compilations_while_serving,
             preemptions=self.scheduler.num_preemptions,
             waiting=len(self.scheduler.waiting),
@@ -433,4 +434,5 @@ def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLo
         request.choice,
         logprobs,
         None if request.num_unscored else scored,  # of a request that was aborted not all may be known
+        request.scheduled,
     )
