@@ -1,0 +1,28 @@
+"""What the bridge tells of a prompt's way through the engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headrace.engine.engine import TokenOutput
+from headrace.sampling.params import SamplingParams
+
+
+class PromptObserver(Protocol):
+    """Is told what becomes of one prompt and its choices. One thread at a time calls it."""
+
+    def on_output(self, output: TokenOutput, now: float) -> None:
+        """The engine said this at `now`, in seconds of `time.perf_counter`: a token of a choice, its end, or both."""
+
+    def on_finish(self, reason: str, now: float) -> None:
+        """Nothing more will come: choices that have not ended are taken to end for that reason, "abort" or "error".
+
+        To be called once, whatever has happened; where all choices have ended it does nothing.
+        """
+
+
+class Observer(Protocol):
+    """Is told of each prompt that the engine takes."""
+
+    def on_arrival(self, num_prompt_tokens: int, params: SamplingParams) -> PromptObserver:
+        """The engine is given a prompt of so many tokens. Called in the task of the request that it belongs to."""
