@@ -16,10 +16,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import Message
 
-from headrace.server.context import current
 from headrace.server.logs import JsonFormatter, TextFormatter, add_request_id
 from headrace.server.metrics import Metrics
 from headrace.server.observe import Observe
+from headrace.server.request_context import current
 
 SECRET = "sk-secret"
 

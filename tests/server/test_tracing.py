@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from headrace.errors import ConfigError
 from headrace.sampling.params import SamplingParams
-from headrace.server.context import RequestContext
+from headrace.server.request_context import RequestContext
 from headrace.server.tracing import Tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # the example of W3C's recommendation

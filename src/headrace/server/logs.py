@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from headrace.errors import ConfigError
-from headrace.server.context import current
+from headrace.server.request_context import current
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]

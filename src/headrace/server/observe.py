@@ -11,8 +11,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.server.context import RequestContext, current
 from headrace.server.metrics import Metrics
+from headrace.server.request_context import RequestContext, current
 from headrace.server.tracing import Tracing
 
 CLIENT_CLOSED_REQUEST = 499  # what nginx logs where the client left before an answer began
@@ -55,7 +55,8 @@ class Observe:
         except ClientDisconnect:
             context.status, context.is_complete = CLIENT_CLOSED_REQUEST, False  # whatever was sent into the void
         except Exception:
-            log.exception("internal error")
+            if not context.is_complete:  # else a handler has logged it and answered
+                log.exception("internal error")
             if context.status is None:
                 await _send_internal_error(sending)
         finally:

@@ -9,7 +9,7 @@ from headrace.sampling.params import SamplingParams
 
 
 class PromptObserver(Protocol):
-    """Is told what becomes of one prompt and its choices. One thread at a time calls it."""
+    """Is told what becomes of one prompt and its choices, in the thread of the event loop."""
 
     def on_output(self, output: TokenOutput, now: float) -> None:
         """The engine said this at `now`, in seconds of `time.perf_counter`: a token of a choice, its end, or both."""
@@ -17,12 +17,15 @@ class PromptObserver(Protocol):
     def on_finish(self, reason: str, now: float) -> None:
         """Nothing more will come: choices that have not ended are taken to end for that reason, "abort" or "error".
 
-        To be called once, whatever has happened; where all choices have ended it does nothing.
+        Where all choices have ended it does nothing. A prompt that the engine refuses ends without this.
         """
 
 
 class Observer(Protocol):
-    """Is told of each prompt that the engine takes."""
+    """Is told of each prompt that goes to the engine."""
 
     def on_arrival(self, num_prompt_tokens: int, params: SamplingParams) -> PromptObserver:
-        """The engine is given a prompt of so many tokens. Called in the task of the request that it belongs to."""
+        """The engine is given a prompt of so many tokens. Called in the task of the request that it belongs to.
+
+        Nothing may be counted yet: the engine may refuse it.
+        """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from threading import Lock
 from time import perf_counter
 
 from prometheus_client.core import Metric
@@ -12,8 +11,8 @@ from prometheus_client.core import Metric
 from headrace.engine.engine import TokenOutput
 from headrace.execution.histogram import Histogram
 from headrace.sampling.params import SamplingParams
-from headrace.server.context import RequestContext, current
 from headrace.server.families import MODEL_LABELS, Labels, counter, histogram
+from headrace.server.request_context import RequestContext, current
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Upper ends of ranges, those of vLLM, so that its dashboards compare like with like.
@@ -51,33 +50,27 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None]] = {
 class RequestFigures:
     """The `Observer` that Prometheus reads. Each choice of a prompt counts as a request, as vLLM has it.
 
-    Latencies and sizes are those of requests that ended with "stop" or "length"; the others are counted alone.
+    One thread tells it of everything. Latencies and sizes are those of requests that ended with "stop" or "length"; the others are counted alone.
 
     Attributes:
         labels: values of model_name and engine.
         histograms: by their names after "headrace:".
         prompt_tokens: of prompts that were read, those in the prefix cache too.
         generation_tokens: that were generated.
-        open_requests: choices that have begun and not ended.
-        finished: those that have, by how.
-        lock: of all that more than one thread changes.
+        finished: choices that have ended, by how.
     """
 
     def __init__(self, labels: Labels, max_model_len: int) -> None:
-        self.labels, self.lock, self._most = labels, Lock(), max_model_len
+        self.labels, self.max_model_len = labels, max_model_len
         self.histograms = {
             name: Histogram(bounds or one_two_five(max_model_len)) for name, (_, bounds) in _HISTOGRAMS.items()
         }
         self.inter_token = self.histograms["inter_token_latency_seconds"]
-        self.prompt_tokens = self.generation_tokens = self.open_requests = 0
+        self.prompt_tokens = self.generation_tokens = 0
         self.finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
 
     def on_arrival(self, num_prompt_tokens: int, params: SamplingParams) -> PromptMeter:
         """See `Observer.on_arrival`."""
-        with self.lock:
-            self.open_requests += params.n
-            self.histograms["request_params_n"].observe(params.n)
-            self.histograms["request_params_max_tokens"].observe(min(params.max_tokens, self._most))
         return PromptMeter(self, num_prompt_tokens, params, current.get())
 
     def collect(self) -> Iterator[Metric]:
@@ -94,12 +87,14 @@ class RequestFigures:
 class PromptMeter:
     """Takes the times of one prompt's choices; the `PromptObserver` of `RequestFigures`."""
 
-    __slots__ = ("_arrived", "_context", "_counts", "_entered", "_figures", "_first", "_last", "_open", "_prompt")
+    __slots__ = (
+        *("_arrived", "_context", "_counts", "_entered", "_figures", "_first", "_last", "_open", "_params", "_prompt"),
+    )
 
     def __init__(
         self, figures: RequestFigures, prompt: int, params: SamplingParams, context: RequestContext | None
     ) -> None:
-        self._figures, self._prompt, self._context = figures, prompt, context
+        self._figures, self._prompt, self._params, self._context = figures, prompt, params, context
         self._entered = perf_counter()
         self._arrived = self._entered if context is None else context.started
         self._open = set(range(params.n))
@@ -132,8 +127,7 @@ class PromptMeter:
 
     def _read_prompt(self, output: TokenOutput, now: float) -> None:
         """The prompt of a choice has been computed."""
-        with self._figures.lock:
-            self._figures.prompt_tokens += self._prompt
+        self._figures.prompt_tokens += self._prompt
         context = self._context
         if context is not None and output.index == 0:
             context.cached_tokens += output.num_cached_tokens
@@ -143,15 +137,17 @@ class PromptMeter:
     def _end(self, choice: int, reason: str, now: float, scheduled: float | None) -> None:
         figures, count = self._figures, self._counts[choice]
         self._open.discard(choice)
-        with figures.lock:
-            figures.open_requests -= 1
-            figures.finished[reason] += 1
-            if reason in ("stop", "length"):
-                self._observe(choice, count, now, scheduled)
-                if not count:  # it asked for no token: its prompt was read all the same
-                    figures.prompt_tokens += self._prompt
-            if not self._open:
-                figures.histograms["request_max_num_generation_tokens"].observe(max(self._counts))
+        figures.finished[reason] += 1
+        if reason in ("stop", "length"):
+            self._observe(choice, count, now, scheduled)
+            if not count:  # it asked for no token: its prompt was read all the same
+                figures.prompt_tokens += self._prompt
+        if not self._open:
+            observed, params = figures.histograms, self._params
+            observed["request_max_num_generation_tokens"].observe(max(self._counts))
+            observed["request_params_n"].observe(params.n)
+            # No more than there is room for: a number may be too large for a sum.
+            observed["request_params_max_tokens"].observe(min(params.max_tokens, figures.max_model_len))
         if self._context is not None:
             self._context.output_tokens += count
             self._context.finish_reasons.append(reason)

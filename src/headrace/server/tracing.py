@@ -6,7 +6,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
-from headrace.server.context import RequestContext
+from headrace.server.request_context import RequestContext
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
