@@ -36,6 +36,6 @@ def histogram(name: str, text: str, values: Mapping[Labels, Histogram], names: S
         buckets, below = [], 0
         for bound, count in zip((*of.bounds, float("inf")), of.counts.copy(), strict=True):
             below += count
-            buckets.append((floatToGoString(bound), below))
+            buckets.append((floatToGoString(bound), below))  # type: ignore[no-untyped-call]
         family.add_metric(labels, buckets, of.total)
     return family

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import Metric
 
 from headrace.execution.histogram import Histogram
-from headrace.server.families import counter, gauge, histogram
+from headrace.server.families import Labels, counter, gauge, histogram
 from headrace.server.request_figures import RequestFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,8 +35,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = RequestFigures(self.labels, max_model_len)
         self.http_open = 0
-        self._http_requests: Counter[tuple[str, str, str]] = Counter()
-        self._http_seconds: dict[tuple[str, str], Histogram] = {}
+        self._http_requests: Counter[Labels] = Counter()
+        self._http_seconds: dict[Labels, Histogram] = {}
         self._loop_lag = Histogram(LAG_SECONDS)
         self.registry.register(self)
         self.registry.register(self.requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter, time_ns
@@ -53,7 +54,7 @@ class RequestContext:
     finish_reasons: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, scope: dict[str, Any]) -> RequestContext:
+    def of(cls, scope: MutableMapping[str, Any]) -> RequestContext:
         """From an ASGI scope of type "http"."""
         wanted, trace = "", {}
         for name, value in scope["headers"]:

@@ -50,7 +50,8 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None]] = {
 class RequestFigures:
     """The `Observer` that Prometheus reads. Each choice of a prompt counts as a request, as vLLM has it.
 
-    One thread tells it of everything. Latencies and sizes are those of requests that ended with "stop" or "length"; the others are counted alone.
+    One thread tells it of everything. Latencies and sizes are those of requests that ended with "stop" or "length"; the
+    others are counted alone.
 
     Attributes:
         labels: values of model_name and engine.
