@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+NO_FINITE_LOGITS = "the model produced no finite logits; its weights may be damaged"
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt, what is to be done with it, and what has come of it.
@@ -140,7 +143,7 @@ class Request:
         if self.rules is not None and self.rules.is_complete:
             return self._end("stop")
         of_rules = None if self.rules is None else self.rules.error
-        self.error = of_rules or "the model produced no finite logits; its weights may be damaged"
+        self.error = of_rules or NO_FINITE_LOGITS
         return self._end("error")
 
     def take_prompt_scores(self, start: int, scores: np.ndarray) -> None:
