@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from headrace.engine.engine import Engine, TokenOutput
+from headrace.engine.intake import RequestParams
 from headrace.execution.metrics import EngineMetrics
-from headrace.sampling.params import SamplingParams
 from headrace.server.errors import DeadlineError, DrainingError, EngineDeadError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Prompt:
     """
 
     ids: Sequence[int]
-    params: SamplingParams
+    params: RequestParams
     cache_salt: str | None = None
 
 
