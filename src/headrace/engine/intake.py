@@ -32,7 +32,7 @@ class Intake:
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
         self._config, self._tokenizer = config, tokenizer
-        self._options, self._spec, self._has_hidden = manager.options, manager.spec, manager.has_hidden
+        self._options, self._spec, self._manager = manager.options, manager.spec, manager
         vocab_size = manager.spec.vocab_size
         new = partial(_new_rules, tokenizer, vocab_size, GrammarCompiler(tokenizer, vocab_size))
         self._rules = lru_cache(MAX_RULES)(new)  # any thread may call it
@@ -97,7 +97,7 @@ class Intake:
             raise RequestError("cache_salt", f"must be a text that is not empty, not {shown(cache_salt)}")
         if not isinstance(params, RequestParams):
             raise RequestError("params", f"must be SamplingParams or PoolingParams, not {type(params).__name__}")
-        if isinstance(params, PoolingParams) and not self._has_hidden:
+        if isinstance(params, PoolingParams) and not self._manager.has_hidden:
             raise RequestError("pooling", "is not possible where data parallel ranks lie in several processes")
         params = _sampling(params)
         if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
