@@ -17,14 +17,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def configure(log_format: LogFormat, level: LogLevel) -> None:
-    """Makes the process log in one form, whatever library speaks; uvicorn must be run with `log_config=None`.
-
-    Raises:
-        ConfigError: unknown format or level.
-    """
-    for name, value, known in (("log_format", log_format, LogFormat), ("log_level", level, LogLevel)):
-        if value not in get_args(known):
-            raise ConfigError(f"{name}: {value!r} is not one of {', '.join(get_args(known))}")
+    """Makes the process log in one form, whatever library speaks; uvicorn must be run with `log_config=None`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(add_request_id)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
@@ -33,6 +26,13 @@ def configure(log_format: LogFormat, level: LogLevel) -> None:
         logging.getLogger(name).setLevel(level.upper())
     # Each request is logged once, by us.
     logging.getLogger("uvicorn.access").disabled = True
+
+
+def check_log_options(log_format: str, level: str) -> None:
+    """Raises ConfigError for an unknown format or level."""
+    for name, value, known in (("log_format", log_format, LogFormat), ("log_level", level, LogLevel)):
+        if value not in get_args(known):
+            raise ConfigError(f"{name}: {value!r} is not one of {', '.join(get_args(known))}")
 
 
 def add_request_id(record: logging.LogRecord) -> bool:

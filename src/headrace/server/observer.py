@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headrace.engine.engine import TokenOutput
-from headrace.sampling.params import SamplingParams
+from headrace.engine.intake import RequestParams
 
 
 class PromptObserver(Protocol):
@@ -24,7 +24,7 @@ class PromptObserver(Protocol):
 class Observer(Protocol):
     """Is told of each prompt that goes to the engine."""
 
-    def on_arrival(self, num_prompt_tokens: int, params: SamplingParams) -> PromptObserver:
+    def on_arrival(self, num_prompt_tokens: int, params: RequestParams) -> PromptObserver:
         """The engine is given a prompt of so many tokens. Called in the task of the request that it belongs to.
 
         Nothing may be counted yet: the engine may refuse it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, time_ns
 from typing import Any
 
-from headrace.sampling.params import SamplingParams
+from headrace.engine.intake import RequestParams
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -45,7 +45,7 @@ class RequestContext:
     status: int | None = None
     streams: bool = False
     is_complete: bool = False
-    params: SamplingParams | None = None
+    params: RequestParams | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -9,6 +9,7 @@ from time import perf_counter
 from prometheus_client.core import Metric
 
 from headrace.engine.engine import TokenOutput
+from headrace.engine.intake import RequestParams
 from headrace.execution.histogram import Histogram
 from headrace.sampling.params import SamplingParams
 from headrace.server.families import MODEL_LABELS, Labels, counter, histogram
@@ -70,7 +71,7 @@ class RequestFigures:
         self.prompt_tokens = self.generation_tokens = 0
         self.finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
 
-    def on_arrival(self, num_prompt_tokens: int, params: SamplingParams) -> PromptMeter:
+    def on_arrival(self, num_prompt_tokens: int, params: RequestParams) -> PromptMeter:
         """See `Observer.on_arrival`."""
         return PromptMeter(self, num_prompt_tokens, params, current.get())
 
@@ -93,7 +94,7 @@ class PromptMeter:
     )
 
     def __init__(
-        self, figures: RequestFigures, prompt: int, params: SamplingParams, context: RequestContext | None
+        self, figures: RequestFigures, prompt: int, params: RequestParams, context: RequestContext | None
     ) -> None:
         self._figures, self._prompt, self._params, self._context = figures, prompt, params, context
         self._entered = perf_counter()
@@ -147,8 +148,9 @@ class PromptMeter:
             observed, params = figures.histograms, self._params
             observed["request_max_num_generation_tokens"].observe(max(self._counts))
             observed["request_params_n"].observe(params.n)
-            # No more than there is room for: a number may be too large for a sum.
-            observed["request_params_max_tokens"].observe(min(params.max_tokens, figures.max_model_len))
+            if isinstance(params, SamplingParams):
+                # No more than there is room for: a number may be too large for a sum.
+                observed["request_params_max_tokens"].observe(min(params.max_tokens, figures.max_model_len))
         if self._context is not None:
             self._context.output_tokens += count
             self._context.finish_reasons.append(reason)

@@ -6,6 +6,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
+from headrace.sampling.params import SamplingParams
 from headrace.server.request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ def _gen_ai(context: RequestContext, operation: str, model: str) -> dict[str, An
         return attributes
     attributes |= {
         "gen_ai.response.model": model,
+        "gen_ai.usage.input_tokens": context.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": context.cached_tokens,
+    }
+    if context.scheduled is not None:
+        attributes["gen_ai.latency.time_in_queue"] = context.scheduled - context.started
+    if not isinstance(params, SamplingParams):
+        return attributes
+    attributes |= {
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": float(params.temperature),
         "gen_ai.request.top_p": float(params.top_p),
@@ -110,8 +119,6 @@ def _gen_ai(context: RequestContext, operation: str, model: str) -> dict[str, An
         "gen_ai.request.frequency_penalty": float(params.frequency_penalty),
         "gen_ai.request.presence_penalty": float(params.presence_penalty),
         "gen_ai.request.choice.count": params.n,
-        "gen_ai.usage.input_tokens": context.prompt_tokens,
-        "gen_ai.usage.cache_read.input_tokens": context.cached_tokens,
         "gen_ai.usage.output_tokens": context.output_tokens,
         "gen_ai.response.finish_reasons": list(context.finish_reasons),
     }
@@ -119,8 +126,6 @@ def _gen_ai(context: RequestContext, operation: str, model: str) -> dict[str, An
         attributes["gen_ai.request.seed"] = params.seed
     if context.first_token is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = context.first_token - context.started
-    if context.scheduled is not None:
-        attributes["gen_ai.latency.time_in_queue"] = context.scheduled - context.started
     return attributes
 
 
