@@ -74,7 +74,9 @@ class Observe:
         self._metrics.on_answer(handler, method, context.status, seconds)
         if self._tracing is not None and handler not in QUIET:
             self._tracing.record(context, handler)
-        level = logging.DEBUG if handler in QUIET and context.status < 400 else logging.INFO
+        level = logging.WARNING if context.status >= 500 else logging.INFO
+        if handler in QUIET and context.status < 400:
+            level = logging.DEBUG
         if log.isEnabledFor(level):
             route = handler if handler != NO_ROUTE else context.path[:_LONGEST_PATH]
             log.log(
@@ -91,7 +93,7 @@ def _fields(context: RequestContext, route: str, seconds: float) -> dict[str, An
         "status": context.status,
         "seconds": round(seconds, 4),
     }
-    if not context.is_complete:
+    if not context.is_complete or context.status == CLIENT_CLOSED_REQUEST:
         fields["incomplete"] = True
     if context.params is not None:
         fields["stream"] = context.streams
