@@ -183,7 +183,7 @@ class Bridge:
         """Forgets a generation; what still runs of it is aborted before the next step."""
         generation.end_observation()
         left = [i for i in generation.request_ids if self._generations.pop(i, None) is not None]
-        if left and self._death is None:
+        if left and not generation.is_over and self._death is None:
             self._post(lambda: self._abort(left))
         if not self._generations:
             self._idle.set()
@@ -326,12 +326,17 @@ class Generation:
         while not self._waiting:
             if self._error is not None:
                 raise self._error
-            if self._open == 0:
+            if self.is_over:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
         waiting, self._waiting = self._waiting, []
         return waiting
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all choices have ended by themselves."""
+        return self._open == 0
 
     def receive(self, index: int, output: TokenOutput, now: float) -> None:
         """An output of one of the prompts, which the engine had at `now`; from the bridge."""
