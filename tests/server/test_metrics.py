@@ -143,6 +143,8 @@ def test_figures_are_true(metered: Running) -> None:
             "/v1/completions", prompt="f g", max_tokens=50, stream_options={"include_usage": True}
         )[:-1]
     ]
+    metered.client.delete("/v1/completions")
+    metered.client.get("/v1/secrets")
     refused = metered.post("/v1/completions", prompt="x", max_tokens=-1)
     full = metered.post("/v1/completions", prompt="x", n=25)
     assert (refused.status_code, full.status_code) == (400, 400)
@@ -165,6 +167,8 @@ def test_figures_are_true(metered: Running) -> None:
     assert new["http_requests_total,handler=/v1/completions,method=POST,status=200"] == 2
     assert new["http_requests_total,handler=/v1/completions,method=POST,status=400"] == 2
     assert new["http_request_duration_seconds_count,handler=/v1/completions,method=POST"] == 4
+    assert new["http_requests_total,handler=/v1/completions,method=DELETE,status=405"] == 1
+    assert new["http_requests_total,handler=none,method=GET,status=404"] == 1
     steps = sum(value for name, value in new.items() if name.startswith("steps_total"))
     assert steps == new["step_seconds_count"] == new["iteration_tokens_total_count"]
     assert new["computed_tokens_total"] - new["padding_tokens_total"] == new["iteration_tokens_total_sum"]

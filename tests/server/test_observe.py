@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from headrace.errors import ConfigError
 from headrace.server.logs import JsonFormatter, LogLevel, TextFormatter, add_request_id, check_log_options, configure
@@ -151,6 +151,16 @@ def test_an_error_that_nobody_handled_is_in_the_log_alone(caplog: pytest.LogCapt
     assert error["request_id"] == "r2"
     assert "RuntimeError: the device is lost" in str(error["exception"])
     assert 'handler="/broken",method="GET",status="500"' in metrics.render().decode()
+
+
+def test_what_is_refused_on_its_way_counts_for_its_route() -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=401)(scope, receive, send)
+
+    metrics = Metrics("m", 100)
+    asked(Observe(refuse, metrics, paths=["/v1/models"]), ("GET", "/v1/models", {}), ("GET", "/v1/secrets", {}))
+    seen = re.findall(r'http_requests_total\{handler="([^"]*)"', metrics.render().decode())
+    assert seen == ["/v1/models", "none"]
 
 
 async def call(app: Observe, path: str, receive: Callable[[], Awaitable[Message]]) -> list[Message]:

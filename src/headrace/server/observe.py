@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -26,10 +27,16 @@ log = logging.getLogger("headrace.server.requests")
 
 
 class Observe:
-    """The outermost ASGI application. An exception that nobody handled ends here: traceback in the log, 500 outside."""
+    """The outermost ASGI application. An exception that nobody handled ends here: traceback in the log, 500 outside.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None = None) -> None:
-        self._app, self._metrics, self._tracing = app, metrics, tracing
+    Args:
+        paths: of routes without parameters, for requests that are answered before they reach their route.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None = None, paths: Iterable[str] = ()
+    ) -> None:
+        self._app, self._metrics, self._tracing, self._paths = app, metrics, tracing, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -67,7 +74,7 @@ class Observe:
     def _close(self, context: RequestContext, scope: Scope) -> None:
         """The request is over, one way or another."""
         seconds = perf_counter() - context.started
-        handler = getattr(scope.get("route"), "path", NO_ROUTE)
+        handler = self._handler(scope)
         method = context.method if context.method in METHODS else "other"
         if context.status is None:
             context.status = CLIENT_CLOSED_REQUEST
@@ -82,6 +89,13 @@ class Observe:
             log.log(
                 level, "%s %s %d", method, route, context.status, extra={"fields": _fields(context, route, seconds)}
             )
+
+    def _handler(self, scope: Scope) -> str:
+        """The path of the route as declared: of these there are only so many."""
+        path: str | None = getattr(scope.get("route"), "path", None)
+        if path is None:
+            path = scope["path"] if scope["path"] in self._paths else NO_ROUTE
+        return path
 
 
 def _fields(context: RequestContext, route: str, seconds: float) -> dict[str, Any]:
