@@ -320,8 +320,10 @@ def test_a_timeout_and_a_shutdown_end_requests_and_show(smol_tokenizer: Tokenize
             events = stream.iter_lines()
             next(events)
             server.http.loop.call_soon_threadsafe(server.http.drain)
-            while (now := values(server))["engine_state,state=draining"] == 0:
+            while (now := values(server))["engine_state,state=draining"] == 0 or now["num_requests_running"] == 0:
                 time.sleep(0.01)
             assert (now["engine_state,state=serving"], now["engine_state,state=dead"]) == (0, 0)
+            assert (now["num_requests_running"], now["http_requests_open"]) == (1, 2)
+            assert 0 < now["kv_cache_usage_perc"] < 0.2
             assert "timeout" in [*events][-4]  # it had its time; a data line, an empty one, [DONE], an empty one
         assert server.server.metrics.requests.finished == {"stop": 0, "length": 0, "abort": 2, "error": 0}
