@@ -37,6 +37,7 @@ VLLM = {
     "prefix_cache_hits": ("counter", MODEL),
     "num_preemptions": ("counter", MODEL),
     "prompt_tokens": ("counter", MODEL),
+    "prompt_tokens_cached": ("counter", MODEL),
     "generation_tokens": ("counter", MODEL),
     "request_success": ("counter", MODEL | {"finished_reason"}),
     "iteration_tokens_total": ("histogram", MODEL),
@@ -174,7 +175,13 @@ def test_figures_are_true(metered: Running) -> None:
     assert new["computed_tokens_total"] - new["padding_tokens_total"] == new["iteration_tokens_total_sum"]
     assert after["spec_decode_num_accepted_tokens_total"] > 0
     assert after["spec_decode_num_draft_tokens_total"] >= after["spec_decode_num_drafts_total"] > 0
-    assert (after["compilations_after_warmup_total"], after["queue_limit"]) == (0, 24)
+    assert (after["compilations_after_warmup_total"], after["queue_limit"], after["engine_paused"]) == (0, 24, 0)
+    prompt = list(range(3, 3 + 40))
+    for _ in range(2):
+        usage = metered.post("/v1/completions", prompt=prompt, max_tokens=0, echo=True).json()["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached == 32, "two full pages"
+    assert values(metered)["prompt_tokens_cached_total"] == after["prompt_tokens_cached_total"] + cached
     assert [after[f"engine_state,state={state}"] for state in ("serving", "draining", "dead")] == [1, 0, 0]
     assert 0 <= after["device_idle_seconds_total"] <= after["step_seconds_sum"]
 

@@ -71,6 +71,7 @@ def test_the_latencies_of_a_request_follow_from_its_times() -> None:
     assert got["headrace:request_success_total,finished_reason=length"] == 1
     assert got["headrace:request_success_total,finished_reason=abort"] == 0
     assert (got["headrace:prompt_tokens_total"], got["headrace:generation_tokens_total"]) == (60, 4)
+    assert got["headrace:prompt_tokens_cached_total"] == 32
     assert (context.prompt_tokens, context.output_tokens, context.cached_tokens) == (30, 4, 16)
     assert sorted(context.finish_reasons) == ["length", "stop"]
     assert (context.first_token, context.scheduled) == (entered + 3.0, scheduled)
