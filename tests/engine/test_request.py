@@ -106,6 +106,20 @@ def test_end_tokens_within_min_tokens_end_nothing(tokenizer: Tokenizer) -> None:
     assert ends(tokenizer, ids, ignore_eos=True, stop_token_ids=[START]) == ("", 2, "stop")
 
 
+def test_what_stopped_a_request_is_the_stop_string_or_stop_token_and_nothing_for_any_other_end(
+    tokenizer: Tokenizer,
+) -> None:
+    def reason(ids: list[int], **given: Any) -> str | int | None:
+        return fed(tokenizer, ids, **given)[0].stop_reason
+
+    assert reason([RIVER, RIVER], stop=["iver river", "river river", "x"]) == "river river"
+    assert reason([RIVER, HALF_EMOJI], stop="r\ufffd") == "r\ufffd"
+    assert reason([RIVER, WHISPERED], stop_token_ids=[WHISPERED]) == WHISPERED
+    assert reason([RIVER, END], stop="whispered") is None
+    assert reason([RIVER, WHISPERED], stop_token_ids=[START]) is None
+    assert reason([WHISPERED, RIVER], stop_token_ids=[WHISPERED], min_tokens=2) is None
+
+
 @pytest.mark.parametrize("spaces", [False, True])
 def test_control_tokens_are_text_if_they_are_not_skipped(
     tokenizer: Tokenizer, smollm2_path: Path, spaces: bool

@@ -46,6 +46,7 @@ class TokenOutput:
         logprobs: of the token, where they are asked for.
         prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output of
             choice 0.
+        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the request.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class TokenOutput:
     index: int = 0
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)
@@ -433,4 +435,5 @@ def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLo
         request.choice,
         logprobs,
         None if request.num_unscored else scored,  # of a request that was aborted not all may be known
+        request.stop_reason,
     )
