@@ -64,7 +64,9 @@ def _parsed_arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]
     return arguments
 
 
-def written_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, into_user: bool = False) -> list[Message]:
+def written_out(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, into_user: bool = False
+) -> list[Message]:
     """Returns messages of plain text for templates that know nothing of tools.
 
     The tools and how to call them are told in the system message, calls are the JSON that it asks for, and results are
