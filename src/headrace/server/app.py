@@ -14,7 +14,7 @@ from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
 from headrace.server.routes import completions, health, metrics, models
 
-ROUTERS = (completions.router, models.router, health.router, metrics.router)
+ROUTERS = (completions.router, chat.router, models.router, health.router, metrics.router)
 
 
 class App(FastAPI):
