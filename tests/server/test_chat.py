@@ -9,13 +9,13 @@ from typing import Any
 
 import openai
 import pytest
-from server.running import Running, running
-from server.scripted import scripted_engine
 
 from headrace import LLM, SamplingParams
 from headrace.text.chat import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from server.chats import ADD, CHAT, NASTY, NOTE, USER, both, calls_of
+from server.running import Running, running
+from server.scripted import scripted_engine
 from text.vocabularies import gguf_definition
 
 GREEDY = {"temperature": 0}
@@ -193,8 +193,6 @@ def test_a_failure_inside_a_stream_is_an_event(smol_tokenizer: Tokenizer) -> Non
         assert response.json()["error"]["code"] == "generation_failed"
         lines = [line[6:] for line in events.text.splitlines() if line.startswith("data: {")]
         told = [json.loads(line) for line in lines or [events.text]]
-            events.json()
-        ]
         assert told[-1]["error"]["code"] == "generation_failed"
 
 
