@@ -125,8 +125,7 @@ def test_responses_fields() -> None:
 def test_responses_tools() -> None:
     flat = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": WEATHER}
     other = {"type": "function", "name": "other", "parameters": None, "strict": False}
-    none: dict[str, Any] = {"type": "object", "properties": {}}
-    plain = {"type": "function", "function": {"name": "other", "parameters": none, "strict": False}}
+    plain = {"type": "function", "function": {"name": "other", "strict": False}}
     turn = response_turn("Hi", tools=[flat, other], parallel_tool_calls=False)
     assert (turn.tools, turn.tool_choice, turn.parallel_tool_calls) == ([TOOL, plain], "auto", False)
     named = response_turn("Hi", tools=[flat, other], tool_choice={"type": "function", "name": "other"})

@@ -89,14 +89,11 @@ def _function(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": name_at(tool, "name", place)}
     if tool.get("description") is not None:
         function["description"] = text_at(tool, "description", place)
-    has_parameters = tool.get("parameters") is not None
-    function["parameters"] = object_at(tool, "parameters", place) if has_parameters else _NO_PARAMETERS
+    if tool.get("parameters") is not None:
+        function["parameters"] = object_at(tool, "parameters", place)
     if tool.get("strict") is not None:
         function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
-
-
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def chosen_tools(choice: str | dict[str, Any], tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

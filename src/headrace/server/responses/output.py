@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -22,13 +23,16 @@ class ResponseOutput:
     Items come one after another: the one before ends where the next begins.
 
     Args:
-        resource: the Response object without output, status and usage.
+        model: what answers call the model.
+        echo: what the Response object repeats of the request.
         tokenizer: gives the text of tokens with log-probabilities.
         prompt_tokens: how many the prompt has.
     """
 
-    def __init__(self, resource: dict[str, Any], tokenizer: Tokenizer, prompt_tokens: int) -> None:
-        self._resource, self._tokenizer, self._prompt_tokens = resource, tokenizer, prompt_tokens
+    def __init__(self, model: str, echo: dict[str, Any], tokenizer: Tokenizer, prompt_tokens: int) -> None:
+        own = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model}
+        self._resource = own | {"error": None, "incomplete_details": None, "usage": None} | echo
+        self._tokenizer, self._prompt_tokens = tokenizer, prompt_tokens
         self._ended: list[dict[str, Any]] = []
         self._item: Item | None = None
         self._scores: list[TokenLogprobs] = []  # of tokens whose text has not come yet

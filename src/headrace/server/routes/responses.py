@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -29,6 +27,10 @@ async def responses(body: ResponsesRequest, request: Request, server: Server = D
     if body.stream:
         return EventStream(_events(server, body), done=b"")
     return await answer(request, _whole(server, body))
+
+
+def _output(server: Server, body: ResponsesRequest, asked: turn.Turn, said: turn.Answer) -> ResponseOutput:
+    return ResponseOutput(server.model, body.echo(asked.params), server.tokenizer, said.num_prompt_tokens)
 
 
 async def _events(server: Server, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
