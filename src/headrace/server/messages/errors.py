@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.server.errors import APIError
+if TYPE_CHECKING:
+    from headrace.server.errors import APIError
 
-PREFIX = "/v1/messages"  # paths that begin so answer in this form
+MESSAGES_PATH = "/v1/messages"  # paths that begin so answer in this form
 
 _TYPES = {
     401: "authentication_error",
@@ -19,10 +20,8 @@ _TYPES = {
 }
 
 
-def error_body(error: APIError) -> dict[str, Any]:
+def anthropic_body(error: APIError) -> dict[str, Any]:
     """The body of an answer, and of an event inside a stream."""
     other = "invalid_request_error" if error.status_code < 500 else "api_error"
-    return {
-        "type": "error",
-        "error": {"type": _TYPES.get(error.status_code, other), "message": error.error["message"]},
-    }
+    kind = _TYPES.get(error.status_code, other)
+    return {"type": "error", "error": {"type": kind, "message": error.error["message"]}}

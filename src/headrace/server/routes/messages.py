@@ -12,7 +12,7 @@ from headrace.server import turn
 from headrace.server.body import JSONRoute
 from headrace.server.context import Server, server_of
 from headrace.server.errors import as_api_error
-from headrace.server.messages.errors import error_body
+from headrace.server.messages.errors import anthropic_body
 from headrace.server.messages.output import MessageOutput
 from headrace.server.schema.messages import CountTokensRequest, MessagesRequest
 from headrace.server.sse import EventStream, answer, named_event
@@ -59,7 +59,7 @@ async def _events(server: Server, body: MessagesRequest, asked: turn.Turn) -> As
             for event in output.finish(said.num_cached_tokens):
                 yield named_event(event)
         except Exception as error:
-            yield named_event(error_body(as_api_error(error)))
+            yield named_event(anthropic_body(as_api_error(error)))
 
 
 async def _whole(server: Server, body: MessagesRequest, asked: turn.Turn) -> dict[str, Any]:

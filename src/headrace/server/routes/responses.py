@@ -62,3 +62,13 @@ async def _whole(server: Server, body: ResponsesRequest) -> dict[str, Any]:
         *_, last = output.finish(said.num_cached_tokens)
     whole: dict[str, Any] = last["response"]
     return whole
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(body: ResponsesRequest, server: Server = Depends(server_of)) -> dict[str, Any]:  # noqa: B008
+    """The tokens of a prompt."""
+    server.check_model(body.model)
+    body.check()
+    body.log_unknown()
+    ids = await server.bridge.prepare(turn.prompt_ids, server, body.turn(server.max_model_len))
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
