@@ -38,7 +38,9 @@ def fed(tokenizer: Tokenizer, ids: Sequence[int], **given: Any) -> tuple[Request
         max_total=3 + params.max_tokens,
         end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids),
         seed=0,
-        detokenizer=IncrementalDetokenizer(tokenizer, skip_special=params.skip_special_tokens),
+        detokenizer=IncrementalDetokenizer(
+            tokenizer, skip_special=params.skip_special_tokens, shown=params.shown_token_ids
+        ),
         stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
     )
     deltas = []
@@ -130,6 +132,12 @@ def test_control_tokens_are_text_if_they_are_not_skipped(
         options = {"skip_special_tokens": skip, "spaces_between_special_tokens": spaces, "ignore_eos": True}
         assert ends(tokenizer, ids, **options) == (text, 5, "length")
     assert ends(tokenizer, ids, skip_special_tokens=False, stop="start|> r")[0] == "<|im_start|><|im_"
+
+
+def test_some_control_tokens_are_text_and_others_are_not(tokenizer: Tokenizer) -> None:
+    ids = [START, RIVER, END, START]
+    assert ends(tokenizer, ids, shown_token_ids=[START], ignore_eos=True)[0] == "<|im_start|> river<|im_start|>"
+    assert ends(tokenizer, ids, shown_token_ids=[START, END]) == ("<|im_start|> river", 3, "stop")
 
 
 def test_half_a_character_at_the_end_is_replaced_and_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:
