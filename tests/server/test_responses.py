@@ -52,10 +52,11 @@ def events_of(server: Running, **body: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_a_streamed_answer_is_the_whole_answer(server: Running, body: dict[str, Any]) -> None:
-    whole = server.post("/v1/responses", **GREEDY, **body)
+    asked = {**GREEDY, **body}
+    whole = server.post("/v1/responses", **asked)
     assert whole.status_code == 200, whole.text
     Response.model_validate_json(whole.text, strict=True)
-    response = check_response(events_of(server, **GREEDY, **body))
+    response = check_response(events_of(server, **asked))
     response["usage"]["input_tokens_details"] = whole.json()["usage"]["input_tokens_details"]  # the first fills the cache
     assert without_ids(response) == without_ids(whole.json())
 
