@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
 from server.running import Running
 
 CHAT = "/v1/chat/completions"

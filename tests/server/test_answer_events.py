@@ -91,7 +91,10 @@ def response_events(tokenizer: Tokenizer, given: list[AnswerDelta], **request: A
 def without_ids(value: Any) -> Any:
     """A copy in which what is different each time is the same."""
     if isinstance(value, dict):
-        return {key: "…" if key in ("id", "created_at", "completed_at") else without_ids(part) for key, part in value.items()}
+        return {
+            key: "…" if key in ("id", "created_at", "completed_at") else without_ids(part)
+            for key, part in value.items()
+        }
     return [without_ids(part) for part in value] if isinstance(value, list) else value
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import openai
 import pytest
-from server.running import Running, running
-from server.scripted import scripted_engine
 
 from headrace import LLM, SamplingParams
 from headrace.text.chat import ChatTemplate, encode_chat
 from headrace.text.tokenizer import Tokenizer
 from server.chats import ADD, CHAT, NASTY, NOTE, USER, both, calls_of
+from server.running import Running, running
+from server.scripted import scripted_engine
 from text.vocabularies import gguf_definition
 
 GREEDY = {"temperature": 0}
@@ -100,7 +100,16 @@ def test_template_variables_reach_the_template(smol_tokenizer: Tokenizer, smollm
         assert choice["message"]["content"] == "<||​|Hi>".replace("\u200b", "")
 
 
-TWO = [USER, {"role": "assistant", "content": "Ho"}]
+BLANK = {"role": "user", "content": " "}
+UNKNOWN = {"properties": {"a": {"type": "string", "pattern": "(["}}}
+
+
+def function(**given: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **given}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 @pytest.mark.parametrize(
@@ -126,22 +135,24 @@ TWO = [USER, {"role": "assistant", "content": "Ho"}]
         ({"logprobs": 3}, "logprobs", "invalid_type"),
         ({"stream_options": {}}, "stream_options", "invalid_value"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "invalid_value"),
-        ({"continue_final_message": True, "messages": [{**USER, "content": " "}]}, "continue_final_message", "invalid_value"),
+        ({"continue_final_message": True, "messages": [BLANK]}, "continue_final_message", "invalid_value"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "invalid_value"),
         ({"tools": {}}, "tools", "invalid_type"),
         ({"tools": [1]}, "tools.0", "invalid_type"),
         ({"tools": [{"type": "custom"}]}, "tools", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools", "invalid_value"),
+        ({"tools": [function(name="a b")]}, "tools", "invalid_value"),
+        ({"tools": [function(name="x" * 65)]}, "tools", "invalid_value"),
+        ({"tools": [function(parameters={"type": "array"})]}, "tools", "invalid_value"),
+        ({"tools": [function(parameters=[])]}, "tools", "invalid_value"),
+        ({"tools": [function(description=1)]}, "tools", "invalid_value"),
         ({"tools": [NOTE, ADD, NOTE]}, "tools", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"pattern": "(["}}}}}], "tool_choice": "required"}, "tools", "invalid_value"),
+        ({"tools": [function(parameters=UNKNOWN)], "tool_choice": "required"}, "tools", "invalid_value"),
+        ({"tools": [function(parameters=UNKNOWN)], "tool_choice": named("f")}, "tools", "invalid_value"),
         ({"tools": [NOTE], "tool_choice": "never"}, "tool_choice", "invalid_value"),
         ({"tools": [NOTE], "tool_choice": {"type": "custom"}}, "tool_choice", "unsupported_parameter"),
         ({"tools": [NOTE], "tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
-        ({"tools": [NOTE], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice", "invalid_value"),
+        ({"tools": [NOTE], "tool_choice": named("nope")}, "tool_choice", "invalid_value"),
         ({"tools": [NOTE], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "invalid_value"),
@@ -180,9 +191,8 @@ def test_a_failure_inside_a_stream_is_an_event(smol_tokenizer: Tokenizer) -> Non
         events = server.client.post(CHAT, json={**body, "stream": True})
         assert response.status_code in (400, 500)
         assert response.json()["error"]["code"] == "generation_failed"
-        told = [json.loads(line[6:]) for line in events.text.splitlines() if line.startswith("data: {")] or [
-            events.json()
-        ]
+        lines = [line[6:] for line in events.text.splitlines() if line.startswith("data: {")]
+        told = [json.loads(line) for line in lines or [events.text]]
         assert told[-1]["error"]["code"] == "generation_failed"
 
 

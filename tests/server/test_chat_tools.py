@@ -1,4 +1,4 @@
-"""Tools and reasoning end to end: forced calls of a real engine, and what each family writes, told by a scripted one."""
+"""Tools and reasoning end to end: forced calls of a real engine, and a scripted one that writes as each family does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.running import Running, running
-from server.scripted import scripted_engine
 
 from headrace import LLM
 from headrace.errors import RequestError
@@ -16,6 +14,8 @@ from headrace.server.tools import calls_schema, checked_tools
 from headrace.text.tokenizer import Tokenizer
 from server.chats import ADD, CHAT, NASTY, NOTE, USER, both, calls_of, tool
 from server.families import LLAMA3, MISTRAL, QWEN3, THINKING, family_tokenizer
+from server.running import Running, running
+from server.scripted import scripted_engine
 
 BOTH = [("note", {"text": NASTY}), ("add", {"a": 1, "b": True})]
 TEXTS = [json.dumps(arguments, ensure_ascii=False) for _, arguments in BOTH]
@@ -60,8 +60,17 @@ def test_a_call_that_is_cut_off_is_kept(server: Running, choice: Any) -> None:
 
 def test_references_within_parameters_hold(server: Running) -> None:
     """A schema that refers to itself is one of several in the grammar of required calls."""
-    tree = {"type": "object", "properties": {"v": {"$ref": "#/$defs/C"}, "$ref": {"type": "null"}, "k": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
-            "required": ["v", "$ref", "k"], "additionalProperties": False, "$defs": {"C": {"enum": ["grün", {"$ref": "#"}]}}}  # fmt: skip
+    tree = {
+        "type": "object",
+        "properties": {
+            "v": {"$ref": "#/$defs/C"},
+            "$ref": {"type": "null"},
+            "k": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
+        },
+        "required": ["v", "$ref", "k"],
+        "additionalProperties": False,
+        "$defs": {"C": {"enum": ["grün", {"$ref": "#"}]}},
+    }
     tools = [ADD, {"type": "function", "function": {"name": "tree", "parameters": tree}}]
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "tree"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
@@ -90,10 +99,11 @@ def test_tools_that_take_nothing(server: Running) -> None:
     assert calls_of(answered) == [("ping", {})]
 
 
-HERMES = "\n".join(f'<tool_call>\n{{"name": "{n}", "arguments": {a}}}\n</tool_call>' for (n, _), a in zip(BOTH, TEXTS))
-LLAMA = "; ".join(f'{{"name": "{n}", "parameters": {a}}}' for (n, _), a in zip(BOTH, TEXTS))
-ARRAY = "[" + ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for (n, _), a in zip(BOTH, TEXTS)) + "]"
-NAMED = "".join(f"[TOOL_CALLS]{n}[ARGS]{a}" for (n, _), a in zip(BOTH, TEXTS))
+WRITTEN = [(name, text) for (name, _), text in zip(BOTH, TEXTS, strict=True)]
+HERMES = "\n".join(f'<tool_call>\n{{"name": "{n}", "arguments": {a}}}\n</tool_call>' for n, a in WRITTEN)
+LLAMA = "; ".join(f'{{"name": "{n}", "parameters": {a}}}' for n, a in WRITTEN)
+ARRAY = "[" + ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in WRITTEN) + "]"
+NAMED = "".join(f"[TOOL_CALLS]{n}[ARGS]{a}" for n, a in WRITTEN)
 
 
 @pytest.mark.parametrize(

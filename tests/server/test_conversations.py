@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
 from headrace.errors import RequestError
 from headrace.sampling.params import SamplingParams
@@ -14,7 +15,6 @@ from headrace.server.errors import APIError, as_api_error
 from headrace.server.schema.messages import MessagesRequest
 from headrace.server.schema.responses import ResponsesRequest
 from headrace.server.turn import Turn
-from pydantic import ValidationError
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": WEATHER}}
@@ -180,7 +180,9 @@ def refusal(call: Any) -> APIError:
     ],
 )  # fmt: skip
 def test_what_responses_refuse_is_named(fields: dict[str, Any], param: str) -> None:
-    error = refusal(lambda: response_turn(**{"given": "Hi", **fields} if "input" not in fields else {"given": fields["input"]}))
+    error = refusal(
+        lambda: response_turn(**{"given": "Hi", **fields} if "input" not in fields else {"given": fields["input"]})
+    )
     assert error.status_code == 400
     assert str(error.error["param"]).startswith(param)
     assert error.error["message"].startswith(param)

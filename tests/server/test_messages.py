@@ -120,7 +120,9 @@ def test_errors_have_anthropics_shape(server: Running, client: anthropic.Anthrop
         with pytest.raises(anthropic.NotFoundError) as missing:
             client.messages.create(model="other", messages=HI, max_tokens=3, stream=stream)
         with pytest.raises(anthropic.BadRequestError) as wrong:
-            client.messages.create(model="tiny", messages=[{"role": "user", "content": "Hi " * 600}], max_tokens=3, stream=stream)
+            client.messages.create(
+                model="tiny", messages=[{"role": "user", "content": "Hi " * 600}], max_tokens=3, stream=stream
+            )
         for error, kind in ((missing, "not_found_error"), (wrong, "invalid_request_error")):
             body = anthropic.types.ErrorResponse.model_validate(error.value.body)
             assert body.error.type == kind
@@ -146,9 +148,10 @@ def test_a_failure_inside_the_stream_ends_it_with_an_event(smol_tokenizer: Token
     engine.step = failing  # type: ignore[method-assign]
     with running(engine) as server, client_of(server) as client:
         said = []
-        with pytest.raises(anthropic.APIStatusError) as error, client.messages.stream(
-            model="tiny", messages=HI, max_tokens=20
-        ) as stream:
+        with (
+            pytest.raises(anthropic.APIStatusError) as error,
+            client.messages.stream(model="tiny", messages=HI, max_tokens=20) as stream,
+        ):
             said += stream.text_stream
         assert said[0].startswith("one")
         assert "secret" not in str(error.value.body)

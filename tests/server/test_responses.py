@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.responses import Response
@@ -57,13 +56,19 @@ def test_a_streamed_answer_is_the_whole_answer(server: Running, body: dict[str, 
     assert whole.status_code == 200, whole.text
     Response.model_validate_json(whole.text, strict=True)
     response = check_response(events_of(server, **asked))
-    response["usage"]["input_tokens_details"] = whole.json()["usage"]["input_tokens_details"]  # the first fills the cache
+    response["usage"]["input_tokens_details"] = whole.json()["usage"][
+        "input_tokens_details"
+    ]  # the first fills the cache
     assert without_ids(response) == without_ids(whole.json())
 
 
 def test_text_is_what_chat_answers(server: Running) -> None:
     """The same conversation gives the same prompt and, with the same seed, the same answer."""
-    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "A"}]
+    said = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "A"},
+    ]
     sampling = {"model": "tiny", "temperature": 0.7, "seed": 4, "top_p": 0.9}
     chat = server.post(
         "/v1/chat/completions", messages=[{"role": "system", "content": "Be."}, *said], max_tokens=9, logprobs=True, top_logprobs=2, **sampling
@@ -97,7 +102,9 @@ def test_forced_calls(server: Running, client: openai.OpenAI) -> None:
 
 def test_the_clients_stream_helper(client: openai.OpenAI) -> None:
     said = ""
-    with client.responses.stream(model="tiny", input="Hi", max_output_tokens=6, extra_body={"ignore_eos": True}) as stream:
+    with client.responses.stream(
+        model="tiny", input="Hi", max_output_tokens=6, extra_body={"ignore_eos": True}
+    ) as stream:
         for event in stream:
             if event.type == "response.output_text.delta":
                 said += event.delta

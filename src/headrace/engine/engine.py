@@ -45,9 +45,9 @@ class TokenOutput:
         logprobs: of the token, where they are asked for.
         prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output of
             choice 0.
-        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the request.
         embedding: [hidden] float32, for a request with `PoolingParams`: with its only output, which has no token.
         scheduled: when the request first got a slot, in seconds of `time.perf_counter`; None if it never did.
+        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the request.
     """
 
     request_id: str
@@ -59,9 +59,9 @@ class TokenOutput:
     index: int = 0
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    stop_reason: str | int | None = None
     embedding: np.ndarray | None = field(default=None, compare=False)
     scheduled: float | None = field(default=None, compare=False)
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)
@@ -443,7 +443,7 @@ def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLo
         request.choice,
         logprobs,
         None if request.num_unscored else scored,  # of a request that was aborted not all may be known
-        request.stop_reason,
         request.pooler.embedding() if request.pooler is not None and request.finish_reason == "stop" else None,
         request.scheduled,
+        request.stop_reason,
     )

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from headrace.engine.request import NO_FINITE_LOGITS
-from headrace.server.messages.errors import MESSAGES_PATH, anthropic_body
 from headrace.errors import HeadraceError, ModelError, QueueFullError, RequestError
+from headrace.server.messages.errors import MESSAGES_PATH, anthropic_body
 
 log = logging.getLogger(__name__)
 

@@ -54,7 +54,9 @@ def _add(history: History, item: Mapping[str, Any], place: str) -> None:
         if text := _text(said, f"{place}.content"):
             history.think(text)
     elif kind == "item_reference":
-        raise unsupported(f"{place}.type", "'item_reference' is not supported, as nothing is stored; send the item itself")
+        raise unsupported(
+            f"{place}.type", "'item_reference' is not supported, as nothing is stored; send the item itself"
+        )
     else:
         raise unknown_type(item, place, _ITEMS)
 

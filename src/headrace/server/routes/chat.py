@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
+
+from headrace.server import turn
 from headrace.server.body import JSONRoute
 from headrace.server.context import Server, server_of
 from headrace.server.errors import generation_error
 from headrace.server.logprobs import chat_entries
-from headrace.server.sse import EventStream, answer
-from headrace.server.usage import Usage
-
-from headrace.server import turn
 from headrace.server.reader import CallDelta
 from headrace.server.schema.chat import ChatRequest
+from headrace.server.sse import EventStream, answer
 from headrace.server.turn import AnswerDelta, FinishedChoice
+from headrace.server.usage import Usage
 
 router = APIRouter(route_class=JSONRoute)
 

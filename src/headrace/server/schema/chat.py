@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.server.context import Server
-from headrace.server.errors import unsupported
-from headrace.server.schema.sampling import SamplingFields, StreamOptions
-
 from headrace.errors import RequestError
 from headrace.sampling.checks import shown
 from headrace.sampling.params import SamplingParams
+from headrace.server.context import Server
+from headrace.server.errors import unsupported
+from headrace.server.schema.sampling import SamplingFields, StreamOptions
 from headrace.server.turn import Turn
 
 MAX_TOP_LOGPROBS = 20
