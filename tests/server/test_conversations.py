@@ -49,6 +49,10 @@ def tool(text: str, call_id: str = "c1") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "name": "weather", "content": text}
 
 
+def text(text: str, kind: str = "input_text") -> dict[str, Any]:
+    return {"type": kind, "text": text}
+
+
 FUNCTION_CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "status": "completed"}
 FUNCTION_CALL |= {"arguments": '{"city": "Ulm"}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
@@ -63,8 +67,8 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
         (
             [
                 {"role": "developer", "content": "Be brief."},
-                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "H"}, {"type": "input_text", "text": "i"}]},
-                {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [{"type": "output_text", "text": "Yes?", "annotations": []}]},
+                {"type": "message", "role": "user", "content": [text("H"), text("i")]},
+                {"id": "msg_1", "type": "message", "role": "assistant", "content": [text("Yes?", "output_text")]},
                 {"role": "user", "content": "One"},
                 {"role": "user", "content": "Two"},
             ],
@@ -73,13 +77,13 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
         (
             [
                 {"role": "user", "content": "Ulm?"},
-                {"id": "rs_1", "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Look."}]},
+                {"id": "rs_1", "type": "reasoning", "summary": [], "content": [text("Look.", "reasoning_text")]},
                 {"role": "assistant", "content": [{"type": "refusal", "refusal": "No, wait."}]},
                 FUNCTION_CALL,
                 FUNCTION_CALL | {"call_id": "c2"},
                 OUTPUT,
-                OUTPUT | {"call_id": "c2", "output": [{"type": "input_text", "text": "sun"}]},
-                {"id": "rs_2", "type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+                OUTPUT | {"call_id": "c2", "output": [text("sun")]},
+                {"id": "rs_2", "type": "reasoning", "summary": [text("Hm.", "summary_text")]},
                 {"id": "rs_3", "type": "reasoning", "summary": [], "encrypted_content": "…"},
                 FUNCTION_CALL | {"call_id": "c3"},
             ],
@@ -106,6 +110,7 @@ def test_responses_fields() -> None:
     assert turn == Turn(
         messages=[user("Hi")],
         params=SamplingParams(max_tokens=5, temperature=0.5, top_p=0.9, seed=3),
+        tools=[],
         separate_reasoning=True,
         cache_salt="s",
     )
@@ -180,9 +185,8 @@ def refusal(call: Any) -> APIError:
     ],
 )  # fmt: skip
 def test_what_responses_refuse_is_named(fields: dict[str, Any], param: str) -> None:
-    error = refusal(
-        lambda: response_turn(**{"given": "Hi", **fields} if "input" not in fields else {"given": fields["input"]})
-    )
+    fields = {"input": "Hi", **fields}
+    error = refusal(lambda: response_turn(fields.pop("input"), **fields))
     assert error.status_code == 400
     assert str(error.error["param"]).startswith(param)
     assert error.error["message"].startswith(param)
@@ -202,7 +206,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "rain"}
     ("given", "messages"),
     [
         ([user("Hi")], [user("Hi")]),
-        ([user("Hi"), assistant("Yes?"), user("One"), user("Two")], [user("Hi"), assistant("Yes?"), user("One\n\nTwo")]),
+        ([assistant("Yes?"), user("One"), user("Two")], [assistant("Yes?"), user("One\n\nTwo")]),
         ([{"role": "user", "content": []}], [user("")]),
         (
             [
@@ -217,7 +221,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "rain"}
                 ]},
                 {"role": "user", "content": [
                     RESULT,
-                    RESULT | {"tool_use_id": "c2", "content": [{"type": "text", "text": "s"}, {"type": "text", "text": "un"}]},
+                    RESULT | {"tool_use_id": "c2", "content": [text("s", "text"), text("un", "text")]},
                     {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}},
                 ]},
                 {"role": "assistant", "content": [TOOL_USE | {"id": "c3"}]},
@@ -248,6 +252,7 @@ def test_messages_fields() -> None:
     assert turn == Turn(
         messages=[user("Hi")],
         params=SamplingParams(max_tokens=9, stop=["a", "b"], **plain),
+        tools=[],
         separate_reasoning=True,
     )
     kinds = {"enabled": True, "adaptive": True, "disabled": False}

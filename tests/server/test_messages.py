@@ -14,9 +14,11 @@ from server.running import Running, running
 from server.scripted import scripted_engine
 from server.test_answer_events import check_message
 
+LONG = [{"role": "user", "content": "Hi " * 600}]
 HI = [{"role": "user", "content": "Hi"}]
 GREEDY = {"model": "tiny", "temperature": 0}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Ulm", "Kiel"]}}, "required": ["city"]}
+CITY |= {"additionalProperties": False}
 TOOL = {"name": "weather", "description": "Of a city.", "input_schema": CITY}
 
 
@@ -120,9 +122,7 @@ def test_errors_have_anthropics_shape(server: Running, client: anthropic.Anthrop
         with pytest.raises(anthropic.NotFoundError) as missing:
             client.messages.create(model="other", messages=HI, max_tokens=3, stream=stream)
         with pytest.raises(anthropic.BadRequestError) as wrong:
-            client.messages.create(
-                model="tiny", messages=[{"role": "user", "content": "Hi " * 600}], max_tokens=3, stream=stream
-            )
+            client.messages.create(model="tiny", messages=LONG, max_tokens=3, stream=stream)
         for error, kind in ((missing, "not_found_error"), (wrong, "invalid_request_error")):
             body = anthropic.types.ErrorResponse.model_validate(error.value.body)
             assert body.error.type == kind
