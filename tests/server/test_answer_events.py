@@ -302,8 +302,8 @@ def test_a_message_with_all_kinds_of_blocks() -> None:
     assert whole["content"] == [
         {"type": "thinking", "thinking": "Let me.", "signature": ""},
         {"type": "text", "text": "I look."},
-        {"type": "tool_use", "id": "toolu_0", "name": "weather", "input": {"city": "Ulm"}},
-        {"type": "tool_use", "id": "toolu_1", "name": "other", "input": {}},
+        {"type": "tool_use", "id": "toolu_call_0", "name": "weather", "input": {"city": "Ulm"}},
+        {"type": "tool_use", "id": "toolu_call_1", "name": "other", "input": {}},
     ]
     usage = {"input_tokens": 7, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 10}
     assert whole["usage"] == events[-3]["usage"] == usage

@@ -246,6 +246,12 @@ def test_messages_input(given: Any, messages: list[dict[str, Any]]) -> None:
     assert message_turn(given, system=blocks).messages == [system("You\n\nare."), *messages]
 
 
+def test_an_answer_that_has_begun_goes_on() -> None:
+    turn = message_turn([user("Hi"), assistant("Yes, ")])
+    assert turn.messages == [user("Hi"), assistant("Yes, ")]
+    assert (turn.add_generation_prompt, turn.continue_final_message) == (False, True)
+
+
 def test_messages_fields() -> None:
     plain = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 3}
     turn = message_turn([user("Hi")], stop_sequences=["a", "b"], metadata={"user_id": "u"}, **plain)
@@ -293,7 +299,7 @@ def test_messages_tools() -> None:
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"thinking": {"type": "on"}}, "thinking.type"),
         ({"messages": []}, "messages"),
-        ({"messages": [user("Hi"), assistant("Yes, ")]}, "messages"),
+        ({"messages": [user("Hi"), {"role": "assistant", "content": [TOOL_USE]}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
 from headrace.text.tokenizer import Tokenizer
+from server.chats import ADD, NOTE
+from server.families import MISTRAL, THINKING, family_tokenizer
 from server.running import Running, running
 from server.scripted import scripted_engine
 from server.test_answer_events import check_message
@@ -19,11 +22,20 @@ HI = [{"role": "user", "content": "Hi"}]
 GREEDY = {"model": "tiny", "temperature": 0}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Ulm", "Kiel"]}}, "required": ["city"]}
 CITY |= {"additionalProperties": False}
+HERMES = """I look.
+<tool_call>
+{"name": "note", "arguments": {"text": "é"}}
+</tool_call>
+<tool_call>
+{"name": "add", "arguments": {"a": 1, "b": true}}
+</tool_call>"""
+MISTRALS = 'I look.[TOOL_CALLS][{"name": "note", "arguments": {"text": "é"}}, {"name": "add", "arguments": {"a": 1, "b": true}}]'
+CALLS = [("note", {"text": "é"}), ("add", {"a": 1, "b": True})]
 TOOL = {"name": "weather", "description": "Of a city.", "input_schema": CITY}
 
 
 def client_of(server: Running, key: str = "none") -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
+    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +94,38 @@ def test_text_is_what_chat_answers(server: Running) -> None:
     assert usage["output_tokens"] == chat["usage"]["completion_tokens"] == 9
 
 
+def test_an_answer_that_has_begun_goes_on(server: Running) -> None:
+    sampling = {"model": "tiny", "temperature": 0.7, "seed": 4, "max_tokens": 9}
+    said = [*HI, {"role": "assistant", "content": "Yes, "}]
+    chat = server.post("/v1/chat/completions", messages=said, continue_final_message=True, **sampling).json()
+    message = server.post("/v1/messages", messages=said, **sampling).json()
+    assert message["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("source", [THINKING, MISTRAL])
+def test_reasoning_and_calls_of_a_models_own(smollm2_path: Path, source: str) -> None:
+    tokenizer = family_tokenizer(smollm2_path, source)
+    said = f"Hm.\n</think>\n\n{HERMES}\nDone." if source == THINKING else f"<think>Hm.</think>{MISTRALS}"
+    tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in (NOTE, ADD)]
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "tools": tools, "thinking": {"type": "adaptive"}}
+    with running(scripted_engine(tokenizer, said)) as server, client_of(server) as client:
+        message = client.messages.create(**asked, messages=HI)
+        thinking, text, *calls = message.content
+        assert (thinking.type, thinking.thinking, text.type, text.text) == ("thinking", "Hm.", "text", "I look.")
+        assert [(call.name, call.input) for call in calls[:2]] == CALLS
+        assert [block.text for block in calls[2:]] == (["Done."] if source == THINKING else [])
+        assert message.stop_reason == "tool_use"
+        with client.messages.stream(**asked, messages=HI) as stream:
+            final = stream.get_final_message()
+        for block, other in zip(message.content, final.content, strict=True):
+            assert block.to_dict() | {"id": ""} == {
+                k: v for k, v in other.to_dict().items() if k != "parsed_output"
+            } | {"id": ""}
+        results = [{"type": "tool_result", "tool_use_id": call.id, "content": "3"} for call in calls[:2]]
+        history = [*HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
+        assert client.messages.create(**asked, messages=history).stop_reason == "tool_use"
+
+
 def test_counting_tokens(server: Running, client: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": HI, "system": "Be.", "tools": [TOOL]}
     usage = client.messages.create(**asked, max_tokens=1).usage
@@ -89,7 +133,8 @@ def test_counting_tokens(server: Running, client: anthropic.Anthropic) -> None:
 
 
 def test_tools_round_trip(client: anthropic.Anthropic) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 99, "tools": [TOOL], "temperature": 0}
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 99, "tools": [TOOL]}
+    asked["extra_body"] = {"temperature": 0}
     with client.messages.stream(**asked, messages=HI, tool_choice={"type": "tool", "name": "weather"}) as stream:
         message = stream.get_final_message()
     [call] = message.content
@@ -114,7 +159,7 @@ def test_the_stop_sequence_is_named(smol_tokenizer: Tokenizer) -> None:
             assert (message.stop_reason, message.stop_sequence, message.content[0].text) == (reason, found, text)
             with client.messages.stream(**asked, stop_sequences=stops) as stream:
                 final = stream.get_final_message()
-            assert (final.stop_reason, final.stop_sequence, final.content) == (reason, found, message.content)
+            assert (final.stop_reason, final.stop_sequence, final.content[0].text) == (reason, found, text)
 
 
 def test_errors_have_anthropics_shape(server: Running, client: anthropic.Anthropic) -> None:

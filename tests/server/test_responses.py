@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,6 +13,8 @@ from openai.types.responses import Response
 from openai.types.responses.response_output_message import ResponseOutputMessage
 
 from headrace.text.tokenizer import Tokenizer
+from server.chats import ADD, NOTE
+from server.families import THINKING, family_tokenizer
 from server.running import Running, running
 from server.scripted import scripted_engine
 from server.test_answer_events import check_response, without_ids
@@ -19,12 +22,17 @@ from server.test_answer_events import check_response, without_ids
 GREEDY = {"model": "tiny", "temperature": 0}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Ulm", "Kiel"]}}, "required": ["city"]}
 CITY |= {"additionalProperties": False}
+CALLS = [("note", {"text": "é"}), ("add", {"a": 1, "b": True})]
+HERMES = "\n".join(
+    f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+    for name, arguments in CALLS
+)
 TOOL = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": CITY, "strict": True}
 
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as one:
         yield one
 
 
@@ -96,6 +104,29 @@ def test_forced_calls(server: Running, client: openai.OpenAI) -> None:
         history.append({"type": "function_call_output", "call_id": call.call_id, "output": "rain"})
         answer = client.responses.create(**asked | {"input": history}, tool_choice="none", max_output_tokens=4)
         assert isinstance(answer.output[0], ResponseOutputMessage)
+
+
+def test_reasoning_and_calls_of_a_models_own(smollm2_path: Path) -> None:
+    tokenizer = family_tokenizer(smollm2_path, THINKING)
+    said = f"Hm.\n</think>\n\nI look.\n{HERMES}\nDone."
+    tools = [{"type": "function", **one["function"]} for one in (NOTE, ADD)]
+    asked: dict[str, Any] = {"model": "tiny", "tools": tools, "reasoning": {"effort": "high"}}
+    with running(scripted_engine(tokenizer, said)) as server:
+        whole = server.post("/v1/responses", **asked, input="Hi").json()
+        streamed = check_response(events_of(server, **asked, input="Hi"))
+        assert without_ids(streamed["output"]) == without_ids(whole["output"])
+        reasoning, text, note, add, end = whole["output"]
+        assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+        assert [item["content"][0]["text"] for item in (text, end)] == ["I look.", "Done."]
+        assert [(call["name"], json.loads(call["arguments"])) for call in (note, add)] == CALLS
+        usage = whole["usage"]
+        assert usage["output_tokens"] == len(tokenizer.encode(said, add_bos=False)) + 1
+        thought = len(tokenizer.encode("Hm.\n", add_bos=False))
+        assert thought <= usage["output_tokens_details"]["reasoning_tokens"] <= usage["output_tokens"]
+        # What came out goes in again, as it is.
+        results = [{"type": "function_call_output", "call_id": one["call_id"], "output": "3"} for one in (note, add)]
+        history = [{"role": "user", "content": "Hi"}, *whole["output"], *results]
+        assert server.post("/v1/responses", **asked, input=history).status_code == 200
 
 
 def test_the_clients_stream_helper(client: openai.OpenAI) -> None:

@@ -10,6 +10,7 @@ from headrace.errors import RequestError
 from headrace.server.fields import name_at, object_at, objects, text_at, unknown_type
 from headrace.server.history import History
 
+ID_PREFIX = "toolu_"  # of the ids that clients get
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _KEPT_SECRET = "redacted_thinking"  # nobody but who wrote it can read it
 
@@ -68,7 +69,7 @@ def _add_own(history: History, block: Mapping[str, Any], place: str) -> None:
             history.think(text)
     elif kind == "tool_use":
         arguments = json.dumps(object_at(block, "input", place), ensure_ascii=False)
-        history.call(name_at(block, "id", place), name_at(block, "name", place), arguments)
+        history.call(_call_id(block, "id", place), name_at(block, "name", place), arguments)
     elif kind != _KEPT_SECRET:
         raise unknown_type(block, place, "text, thinking, tool_use")
 
@@ -84,7 +85,12 @@ def _add_result(history: History, block: Mapping[str, Any], place: str) -> None:
         text = content
     else:
         text = "".join(_block_text(part, where) for part, where in objects(content, f"{place}.content"))
-    history.result(name_at(block, "tool_use_id", place), text, f"{place}.tool_use_id")
+    history.result(_call_id(block, "tool_use_id", place), text, f"{place}.tool_use_id")
+
+
+def _call_id(block: Mapping[str, Any], name: str, place: str) -> str:
+    """The id as the chat template's family makes them: some are particular about it."""
+    return name_at(block, name, place).removeprefix(ID_PREFIX) or ID_PREFIX
 
 
 def _block_text(block: Mapping[str, Any], place: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from headrace.server.errors import APIError, generation_error
+from headrace.server.messages.input import ID_PREFIX
 from headrace.server.turn import AnswerDelta
 
 Event = dict[str, Any]
@@ -51,7 +52,7 @@ def _thinking() -> _Block:
 
 
 def _tool_use(call_id: str, name: str) -> _Block:
-    start = {"type": "tool_use", "id": f"toolu_{call_id.removeprefix('call_')}", "name": name, "input": {}}
+    start = {"type": "tool_use", "id": ID_PREFIX + call_id, "name": name, "input": {}}
     return _Block(start, "input_json_delta", "partial_json")
 
 

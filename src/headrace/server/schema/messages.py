@@ -76,8 +76,9 @@ class CountTokensRequest(SamplingFields):
         """
         choice, parallel = ("auto", True) if self.tool_choice is None else chosen_tool(self.tool_choice)
         messages = chat_messages(self.system, self.messages)
-        if messages[-1]["role"] == "assistant":
-            raise unsupported("messages", "the last one is the assistant's; to continue it is not supported")
+        goes_on = messages[-1]["role"] == "assistant"
+        if "tool_calls" in messages[-1]:
+            raise RequestError("messages", "the last one calls tools; send their results")
         return Turn(
             messages=messages,
             params=params,
@@ -86,6 +87,8 @@ class CountTokensRequest(SamplingFields):
             parallel_tool_calls=parallel,
             template_kwargs=self._template_kwargs,
             separate_reasoning=True,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
             cache_salt=self.cache_salt,
         )
 
