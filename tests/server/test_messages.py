@@ -29,8 +29,8 @@ HERMES = """I look.
 <tool_call>
 {"name": "add", "arguments": {"a": 1, "b": true}}
 </tool_call>"""
-MISTRALS = 'I look.[TOOL_CALLS][{"name": "note", "arguments": {"text": "é"}}, '
-    '{"name": "add", "arguments": {"a": 1, "b": true}}]'
+MISTRALS = 'I look.[TOOL_CALLS][{"name": "note", "arguments": {"text": "é"}}'
+MISTRALS += ', {"name": "add", "arguments": {"a": 1, "b": true}}]'
 CALLS = [("note", {"text": "é"}), ("add", {"a": 1, "b": True})]
 TOOL = {"name": "weather", "description": "Of a city.", "input_schema": CITY}
 
