@@ -12,9 +12,17 @@ from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
 from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
-from headrace.server.routes import chat, completions, health, metrics, models
+from headrace.server.routes import chat, completions, health, messages, metrics, models, responses
 
-ROUTERS = (chat.router, completions.router, models.router, health.router, metrics.router)
+ROUTERS = (
+    completions.router,
+    chat.router,
+    responses.router,
+    messages.router,
+    models.router,
+    health.router,
+    metrics.router,
+)
 
 
 class App(FastAPI):

@@ -27,7 +27,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Parts:
-    """What a piece of text brought."""
+    """What a piece of text brought: reasoning, then content, then calls."""
 
     content: str = ""
     reasoning: str = ""
@@ -60,13 +60,13 @@ class AnswerReader:
         self._shows_reasoning, self._only_calls, self._max_calls = shows_reasoning, only_calls, max_calls
         self.num_calls = 0  # that have begun, those left out included
 
-    def push(self, text: str) -> Parts:
-        """Takes the next text; returns what has become certain."""
+    def push(self, text: str) -> list[Parts]:
+        """Takes the next text; returns what has become certain. Content after calls is in parts of its own."""
         reasoning, rest = ("", text) if self._splitter is None else self._splitter.push(text)
         pieces: list[Piece] = [rest] if self._parser is None else self._parser.push(rest)
         return self._parts(reasoning, pieces)
 
-    def finish(self) -> Parts:
+    def finish(self) -> list[Parts]:
         """Returns what the text's end makes certain."""
         reasoning, rest = ("", "") if self._splitter is None else self._splitter.finish()
         pieces: list[Piece] = [rest]
@@ -74,17 +74,20 @@ class AnswerReader:
             pieces = self._parser.push(rest) + self._parser.finish()
         return self._parts(reasoning, pieces)
 
-    def _parts(self, reasoning: str, pieces: list[Piece]) -> Parts:
-        parts = Parts(content=reasoning) if self._shows_reasoning else Parts(reasoning=reasoning)
+    def _parts(self, reasoning: str, pieces: list[Piece]) -> list[Parts]:
+        parts = [Parts(content=reasoning) if self._shows_reasoning else Parts(reasoning=reasoning)]
         for piece in pieces:
             if isinstance(piece, str):
-                parts.content += "" if self._only_calls else piece
+                if piece and not self._only_calls:
+                    if parts[-1].calls:
+                        parts.append(Parts())
+                    parts[-1].content += piece
             elif isinstance(piece, CallStart):
                 self.num_calls += 1
                 if self._is_wanted:
-                    parts.calls.append(CallDelta(self.num_calls - 1, self._new_id(), piece.name, ""))
+                    parts[-1].calls.append(CallDelta(self.num_calls - 1, self._new_id(), piece.name, ""))
             elif self._is_wanted:
-                self._add_arguments(parts.calls, piece.text)
+                self._add_arguments(parts[-1].calls, piece.text)
         return parts
 
     @property
@@ -99,3 +102,12 @@ class AnswerReader:
             calls[-1] = CallDelta(index, last.id, last.name, last.arguments + text)
         else:
             calls.append(CallDelta(index, None, None, text))
+
+
+def joined(parts: list[Parts], more: list[Parts]) -> list[Parts]:
+    """Both, in as few as keep the order."""
+    last, first = parts[-1], more[0]
+    if last.calls and (first.reasoning or first.content):
+        return parts + more
+    both = Parts(last.content + first.content, last.reasoning + first.reasoning, last.calls + first.calls)
+    return [*parts[:-1], both, *more[1:]]

@@ -17,7 +17,7 @@ from headrace.sampling.scores import TokenLogprobs
 from headrace.sampling.structured import StructuredOutputs
 from headrace.server.bridge import Generation, Prompt
 from headrace.server.context import Server
-from headrace.server.reader import AnswerReader, CallDelta
+from headrace.server.reader import AnswerReader, CallDelta, joined
 from headrace.server.tools import Tool, calls_schema, checked_tools
 from headrace.text.chat import ChatTemplate, encode_chat
 from headrace.text.reasoning import CLOSING, OPENING, ReasoningSplitter, opens_reasoning
@@ -126,7 +126,7 @@ class Answer:
             outputs.setdefault(output.index, []).append(output)
         if 0 in outputs:
             self.num_cached_tokens = outputs[0][-1].num_cached_tokens
-        return [self._delta(index, new) for index, new in outputs.items()]
+        return [delta for index, new in outputs.items() for delta in self._deltas(index, new)]
 
     async def collect(self) -> list[FinishedChoice]:
         """Waits for the end and returns the choices, by index."""
@@ -136,27 +136,35 @@ class Answer:
                 deltas[delta.index].append(delta)
         return [_finished(each) for each in deltas]
 
-    def _delta(self, index: int, outputs: list[TokenOutput]) -> AnswerDelta:
+    def _deltas(self, index: int, outputs: list[TokenOutput]) -> list[AnswerDelta]:
+        """What outputs of a choice bring; the tokens are in the first delta, the end is in the last."""
         reader, last = self._readers[index], outputs[-1]
         parts = reader.push("".join(output.text for output in outputs))
-        content, reasoning, calls = parts.content, parts.reasoning, parts.calls
         reason: str | None = last.finish_reason
         if reason is not None:
-            rest = reader.finish()
-            content, reasoning, calls = content + rest.content, reasoning + rest.reasoning, calls + rest.calls
+            parts = joined(parts, reader.finish())
         if reason == "stop" and reader.num_calls and not self._is_named:
             reason = "tool_calls"
-        return AnswerDelta(
-            index=index,
-            content=content,
-            reasoning=reasoning,
-            calls=tuple(calls),
+        deltas = [
+            AnswerDelta(
+                index=index,
+                content=part.content,
+                reasoning=part.reasoning,
+                calls=tuple(part.calls),
+                token_ids=(),
+                logprobs=(),
+                finish_reason=None,
+                error=None,
+            )
+            for part in parts
+        ]
+        deltas[0] = replace(
+            deltas[0],
             token_ids=tuple(output.token_id for output in outputs if output.token_id is not None),
             logprobs=tuple(output.logprobs for output in outputs if output.logprobs is not None),
-            finish_reason=reason,
-            error=last.error,
-            stop_reason=last.stop_reason,
         )
+        deltas[-1] = replace(deltas[-1], finish_reason=reason, error=last.error, stop_reason=last.stop_reason)
+        return deltas
 
 
 @asynccontextmanager
