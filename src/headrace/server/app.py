@@ -31,7 +31,9 @@ class App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """All middleware, with the observer around it."""
         server: Server = self.state.server
-        return Observe(super().build_middleware_stack(), server.metrics, server.tracing)
+        declared = [getattr(route, "path", "{") for router in ROUTERS for route in router.routes]
+        paths = [path for path in declared if "{" not in path]
+        return Observe(super().build_middleware_stack(), server.metrics, server.tracing, paths)
 
 
 def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:
