@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -15,6 +15,8 @@ from headrace.engine.engine import Engine
 from headrace.server.context import Server
 from headrace.server.options import ServerOptions
 from headrace.server.run import HTTPServer, bind, serve_on
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -36,6 +38,10 @@ class Running:
     def post(self, path: str, **body: Any) -> httpx.Response:
         """A JSON request."""
         return self.client.post(path, json=body)
+
+    def call(self, function: Callable[[Engine], T]) -> T:
+        """Runs a function in the engine's thread, which is the only one that may step it while the server runs."""
+        return asyncio.run_coroutine_threadsafe(self.server.bridge.call(function), self.http.loop).result(60)
 
     def stream(self, path: str, **body: Any) -> list[str]:
         """The data of all events of a streamed answer, whose status is 200."""

@@ -12,9 +12,16 @@ from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
 from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
-from headrace.server.routes import completions, health, metrics, models
+from headrace.server.routes import completions, embeddings, health, metrics, models, tokenize
 
-ROUTERS = (completions.router, models.router, health.router, metrics.router)
+ROUTERS = (
+    completions.router,
+    embeddings.router,
+    tokenize.router,
+    models.router,
+    health.router,
+    metrics.router,
+)
 
 
 class App(FastAPI):

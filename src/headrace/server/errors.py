@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from headrace.engine.request import NO_FINITE_LOGITS
+from headrace.engine.request import NO_FINITE_HIDDEN, NO_FINITE_LOGITS
 from headrace.errors import HeadraceError, ModelError, QueueFullError, RequestError
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def unsupported(param: str, what: str) -> APIError:
 
 def generation_error(message: str) -> APIError:
     """A choice that ended with an error: the request's own fault, unless the model failed."""
-    if message == NO_FINITE_LOGITS:
+    if message in (NO_FINITE_HIDDEN, NO_FINITE_LOGITS):
         return APIError(500, message, type=SERVER, code="generation_failed")
     return APIError(400, message, code="generation_failed")
 
