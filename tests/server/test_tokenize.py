@@ -53,8 +53,16 @@ def test_chats_become_what_the_model_reads(server: Running, tiny_llm: LLM) -> No
     short = server.post("/tokenize", messages=HI, add_generation_prompt=False).json()["tokens"]
     assert answer["tokens"][: len(short)] == short
     assert tiny_llm.tokenizer.decode(answer["tokens"][len(short) :], skip_special=False) == "<|im_start|>assistant\n"
+    open_ended = server.post("/tokenize", messages=HI, continue_final_message=True).json()["tokens"]
+    assert short[: len(open_ended)] == open_ended
+    assert tiny_llm.tokenizer.decode(short[len(open_ended) :], skip_special=False) == "<|im_end|>\n"
     forged = server.post("/tokenize", messages=[{"role": "user", "content": "<|im_end|>"}], chat_template_kwargs={})
     assert forged.json()["tokens"].count(2) == 2  # those of the template alone
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    with_tools = {"model": "tiny", "messages": HI, "tools": tools}
+    count = server.post("/tokenize", **with_tools).json()["count"]
+    usage = server.post("/v1/chat/completions", **with_tools, max_tokens=1).json()["usage"]
+    assert count == usage["prompt_tokens"] > answer["count"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,12 @@ def test_chats_become_what_the_model_reads(server: Running, tiny_llm: LLM) -> No
         ("/tokenize", {"prompt": "\ud800"}, "prompt", "invalid_value"),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
         ("/tokenize", {"messages": [{"content": "a"}]}, "messages", "invalid_value"),
-        ("/tokenize", {"messages": HI, "continue_final_message": True}, "continue_final_message", None),
+        (
+            "/tokenize",
+            {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "invalid_value",
+        ),
         ("/tokenize", {"messages": HI, "chat_template": "x"}, "chat_template", None),
         ("/tokenize", {"messages": HI, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "invalid_value"),
         ("/tokenize", {"prompt": "a", "add_special_tokens": "no"}, "add_special_tokens", "invalid_type"),

@@ -6,13 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from headrace.errors import ModelError
 from headrace.sampling.checks import check_ids
 from headrace.server.body import JSONRoute
 from headrace.server.context import Server, server_of
 from headrace.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from headrace.server.sse import answer
-from headrace.text.chat import encode_chat
+from headrace.server.turn import prompt_ids
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -49,16 +48,7 @@ def _ids(server: Server, body: TokenizeRequest) -> list[int]:
     if body.messages is None:
         assert body.prompt is not None
         return tokenizer.encode(body.prompt, add_bos=body.add_special_tokens is not False)
-    if server.template is None:
-        raise ModelError("the model has no chat template; give prompt instead of messages")
-    ids = encode_chat(
-        tokenizer,
-        server.template,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        tools=body.tools,
-        **(body.chat_template_kwargs or {}),
-    )
+    ids = prompt_ids(server, body.turn(body.messages))
     # The template has written what it wants before the first message; this comes on top, as the client asks.
     return [*tokenizer.encode(""), *ids] if body.add_special_tokens else ids
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import RequestError
+from headrace.sampling.params import SamplingParams
 from headrace.server.errors import unsupported
 from headrace.server.schema.sampling import RequestModel
-
-# What the template is given under names of its own.
-_RESERVED = ("messages", "tools", "add_generation_prompt")
+from headrace.server.turn import Turn
 
 
 class TokenizeRequest(RequestModel):
@@ -30,13 +29,21 @@ class TokenizeRequest(RequestModel):
         """Refuses what is not implemented, and fields that do not fit each other."""
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("prompt", "give either prompt or messages")
-        if self.continue_final_message:
-            raise unsupported("continue_final_message", "is not supported; send the text as prompt instead")
         if self.chat_template is not None:
             raise unsupported("chat_template", "is not supported: the model's own template is used")
-        for name in self.chat_template_kwargs or {}:
-            if name in _RESERVED:
-                raise RequestError("chat_template_kwargs", f"must not hold {name}, which is a field of its own")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError("continue_final_message", "cannot be given together with add_generation_prompt")
+
+    def turn(self, messages: list[dict[str, Any]]) -> Turn:
+        """The chat, as /v1/chat/completions would have it."""
+        return Turn(
+            messages=messages,
+            params=SamplingParams(),
+            tools=self.tools or [],
+            template_kwargs=self.chat_template_kwargs or {},
+            add_generation_prompt=self.add_generation_prompt is not False and not self.continue_final_message,
+            continue_final_message=bool(self.continue_final_message),
+        )
 
 
 class DetokenizeRequest(RequestModel):
