@@ -35,13 +35,14 @@ class Running:
     http: HTTPServer
     client: httpx.Client
 
+    def offline(self, function: Callable[[], T]) -> T:
+        """The result of a function that uses the engine, as the offline API does, in the engine's thread."""
+        call = self.server.bridge.call(lambda engine: function())
+        return asyncio.run_coroutine_threadsafe(call, self.http.loop).result(60)
+
     def post(self, path: str, **body: Any) -> httpx.Response:
         """A JSON request."""
         return self.client.post(path, json=body)
-
-    def call(self, function: Callable[[Engine], T]) -> T:
-        """Runs a function in the engine's thread, which is the only one that may step it while the server runs."""
-        return asyncio.run_coroutine_threadsafe(self.server.bridge.call(function), self.http.loop).result(60)
 
     def stream(self, path: str, **body: Any) -> list[str]:
         """The data of all events of a streamed answer, whose status is 200."""

@@ -16,7 +16,6 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from headrace import LLM
-from headrace.engine.engine import Engine
 from server.running import Running, running
 
 JSON = {"content-type": "application/json"}
@@ -33,7 +32,7 @@ def same(got: list[np.ndarray], want: list[np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_vectors_are_those_of_the_offline_api_in_each_form(server: Running, tiny_llm: LLM, pooling: Any) -> None:
-    want = server.call(lambda _: tiny_llm.embed(TEXTS, pooling))
+    want = server.offline(lambda: tiny_llm.embed(TEXTS, pooling))
     ids = [tiny_llm.tokenizer.encode(text) for text in TEXTS]
     tokens = sum(map(len, ids))
     for given in (TEXTS, ids):
@@ -61,7 +60,7 @@ def test_the_client_library_gets_the_vectors(server: Running, tiny_llm: LLM, for
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         answer = client.embeddings.create(model="tiny", input=TEXTS, **form)
     assert same(
-        [np.array(one.embedding, np.float32) for one in answer.data], server.call(lambda _: tiny_llm.embed(TEXTS))
+        [np.array(one.embedding, np.float32) for one in answer.data], server.offline(lambda: tiny_llm.embed(TEXTS))
     )
 
 
@@ -69,11 +68,11 @@ def test_other_fields_are_passed_on(server: Running, tiny_llm: LLM) -> None:
     ids = tiny_llm.tokenizer.encode(TEXTS[2])
     assert same(
         vectors(server.post("/v1/embeddings", input=TEXTS[2], truncate_prompt_tokens=3, cache_salt="a", priority=1)),
-        server.call(lambda _: tiny_llm.embed([ids[-3:]])),
+        server.offline(lambda: tiny_llm.embed([ids[-3:]])),
     )
     assert same(
         vectors(server.post("/v1/embeddings", input=TEXTS[2], normalize=False, pooling=None, user="u")),
-        server.call(lambda _: tiny_llm.embed(TEXTS[2], normalize=False)),
+        server.offline(lambda: tiny_llm.embed(TEXTS[2], normalize=False)),
     )
 
 
@@ -127,33 +126,32 @@ def test_another_model_is_not_found(server: Running) -> None:
 
 
 def test_a_model_that_fails_is_an_error_of_the_server(server: Running, tiny_llm: LLM) -> None:
-    manager = tiny_llm.engine.manager
-    good = manager._weights
+    engine = tiny_llm.engine
+    good = engine.manager._weights
     bad = jax.tree.map(lambda leaf: leaf * np.nan, good)
-    server.call(lambda engine: engine.update_graphs(bad))
+    server.offline(lambda: engine.update_graphs(bad))
     try:
         answer = server.post("/v1/embeddings", input="a")
     finally:
-        server.call(lambda engine: engine.update_graphs(good))
+        server.offline(lambda: engine.update_graphs(good))
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "generation_failed")
 
 
 def test_a_client_that_leaves_frees_the_pages(server: Running, tiny_llm: LLM) -> None:
     begun, held = threading.Event(), threading.Event()
 
-    def hold(_: Engine) -> bool:
+    def hold() -> bool:
         begun.set()
         return held.wait(10)
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(server.call, hold)
+        future = pool.submit(server.offline, hold)
         begun.wait(10)
         with pytest.raises(httpx.ReadTimeout):
             server.client.post("/v1/embeddings", json={"input": [[5] * 500] * 20}, timeout=0.3)
         held.set()
         assert future.result(10)
     assert server.post("/v1/embeddings", input="a").status_code == 200
-    assert server.call(lambda engine: (engine.has_unfinished, engine.pool.num_available)) == (
-        False,
-        tiny_llm.engine.pool.num_pages,
-    )
+    engine = tiny_llm.engine
+    left = server.offline(lambda: (engine.has_unfinished, engine.pool.num_available))
+    assert left == (False, engine.pool.num_pages)
