@@ -12,13 +12,25 @@ from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
 from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
-from headrace.server.routes import chat, completions, health, messages, metrics, models, responses
+from headrace.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    responses,
+    tokenize,
+)
 
 ROUTERS = (
     completions.router,
     chat.router,
     responses.router,
     messages.router,
+    embeddings.router,
+    tokenize.router,
     models.router,
     health.router,
     metrics.router,

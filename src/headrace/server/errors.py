@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from headrace.engine.request import NO_FINITE_LOGITS
+from headrace.engine.request import NO_FINITE_HIDDEN, NO_FINITE_LOGITS
 from headrace.errors import HeadraceError, ModelError, QueueFullError, RequestError
 from headrace.server.messages.errors import MESSAGES_PATH, anthropic_body
 
@@ -82,7 +82,7 @@ def unsupported(param: str, what: str) -> APIError:
 
 def generation_error(message: str) -> APIError:
     """A choice that ended with an error: the request's own fault, unless the model failed."""
-    if message == NO_FINITE_LOGITS:
+    if message in (NO_FINITE_HIDDEN, NO_FINITE_LOGITS):
         return APIError(500, message, type=SERVER, code="generation_failed")
     return APIError(400, message, code="generation_failed")
 
