@@ -4,7 +4,9 @@ installed."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +62,7 @@ class Tab:
         scheme = "dark" if dark else "light"
         self.url = url
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(10_000)
         self.problems: list[str] = []
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.page = self.open()
@@ -72,7 +74,7 @@ class Tab:
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("request", self._asked)
         page.goto(self.url)
-        page.wait_for_function("document.getElementById('model').textContent")
+        page.locator("#model").filter(has_text=re.compile(".")).wait_for()
         return page
 
     def _heard(self, message: ConsoleMessage) -> None:
@@ -86,6 +88,13 @@ class Tab:
         if request.method == "POST":
             self.bodies.append((request.url.removeprefix(self.url), request.post_data_json))
 
+    def until(self, expression: str) -> None:
+        """Waits until something is true in the page. Playwright's own way to do so is forbidden by the page's policy."""
+        deadline = time.monotonic() + 10
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < deadline, expression
+            self.page.wait_for_timeout(10)
+
     def ask(self, text: str) -> None:
         """Writes a message and presses Enter."""
         self.page.fill("#input", text)
@@ -93,7 +102,5 @@ class Tab:
 
     def answered(self, count: int = 1) -> str:
         """Waits for the end of that many answers and returns the text of the last."""
-        self.page.wait_for_function(
-            "n => document.querySelectorAll('.assistant:not(.running)').length === n", arg=count
-        )
+        self.until(f"document.querySelectorAll('.assistant:not(.running)').length === {count}")
         return self.page.locator(".assistant .text").last.inner_text()

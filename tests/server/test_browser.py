@@ -60,7 +60,7 @@ def served(smol_tokenizer: Tokenizer) -> Iterator[Running]:
     """Answers a question whose last word is in `ANSWERS` with that, slowly if it is long; others with `SHORT`."""
 
     def answer(prompt: list[int]) -> str | list[int]:
-        question = smol_tokenizer.decode(prompt).split("user\n")[-1].split("<|im_end|>")[0].split()
+        question = smol_tokenizer.decode(prompt, skip_special=False).split("user\n")[-1].split("<|im_end|>")[0].split()
         text = ANSWERS.get(question[-1], SHORT)
         return Slowly(smol_tokenizer.encode(text, add_bos=False)) if text is LONG else text
 
@@ -124,7 +124,7 @@ def test_an_answer_streams_and_its_figures_are_right(tab: Tab, served: Running) 
     tab.page.click(".example >> nth=0")
     assert tab.answered() == "The wheel turns."
     tab.ask("a long")
-    tab.page.wait_for_function("document.querySelector('.running .text')?.innerText.includes('word9')")
+    tab.until("document.querySelector('.running .text')?.innerText.includes('word9')")
     seen = tab.page.locator(".running .text").inner_text()
     assert LONG.startswith(seen) and len(seen) < len(LONG)
     assert served.client.get("/status").json()["running"] == 1
@@ -146,7 +146,7 @@ def test_an_answer_streams_and_its_figures_are_right(tab: Tab, served: Running) 
 @pytest.mark.parametrize("how", ["button", "key", "new chat"])
 def test_stopping_frees_the_request_on_the_server(tab: Tab, served: Running, how: str) -> None:
     tab.ask("a long")
-    tab.page.wait_for_function("document.querySelector('.running .text')?.innerText.includes('word3')")
+    tab.until("document.querySelector('.running .text')?.innerText.includes('word3')")
     if how == "key":
         tab.page.press("#input", "Escape")
     else:
@@ -288,8 +288,8 @@ def test_a_value_that_cannot_be_sent_is_named_at_its_field(tab: Tab) -> None:
         assert tab.bodies == []
         tab.page.fill(f"#{name}", good)
         assert tab.page.locator(f"#{name}-error").inner_text() == ""
-    tab.page.locator(".failure").last.get_by_text("Try again").click()
-    tab.page.wait_for_function("document.querySelector('.assistant:last-child .figures')?.innerText.startsWith('1 token ·')")
+    tab.page.locator(".failure").last.get_by_role("button", name="Try again").click()
+    tab.until("document.querySelector('.assistant:last-child .figures')?.innerText.startsWith('1 token ·')")
     assert [message["content"] for message in tab.bodies[-1][1]["messages"]] == ["hello"]
 
 
@@ -327,9 +327,9 @@ def test_failures_say_what_happened_and_what_to_do(tab: Tab, name: str) -> None:
     assert tab.page.locator(".assistant .text").inner_text() == ("Half an" if "Half" in str(answer) else "")
     tab.page.unroute("**/v1/chat/completions")
     if name == "401":
-        box.get_by_text("Enter the API key").click()
+        box.get_by_role("button", name="Enter the API key").click()
         assert tab.page.evaluate("document.activeElement.id") == "key"
-    box.get_by_text("Try again").click()
+    box.get_by_role("button", name="Try again").click()
     assert tab.answered() == "The wheel turns."
     assert tab.bodies[-1] == tab.bodies[0]
 
@@ -340,7 +340,7 @@ def test_questions_without_an_answer_are_not_sent_again(tab: Tab) -> None:
     tab.page.get_by_role("alert").wait_for()
     tab.page.unroute("**/v1/chat/completions")
     tab.ask("found")
-    tab.page.wait_for_function("document.querySelectorAll('.figures').length === 2")
+    tab.until("document.querySelectorAll('.figures').length === 2")
     tab.answered(2)
     assert [message["content"] for message in tab.bodies[-1][1]["messages"]] == ["found"]
 
@@ -349,7 +349,7 @@ def test_a_model_without_a_template_continues_the_text(tab: Tab, served: Running
     status = served.client.get("/status").json()
     tab.page.route("**/status", lambda route: route.fulfill(json=status | {"chat": False}))
     tab.page.reload()
-    tab.page.wait_for_function("document.getElementById('empty-note').innerText.includes('no chat template')")
+    tab.until("document.getElementById('empty-note').innerText.includes('no chat template')")
     tab.ask("The river")
     assert tab.answered() == "The wheel turns."
     tab.ask("and then")
@@ -448,8 +448,8 @@ def test_the_view_follows_an_answer_unless_somebody_reads_above(browser: Browser
     tab = Tab(browser, served.url + "/", width=400, height=400)
     distance = "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight)(document.getElementById('scroll'))"
     tab.ask("a long")
-    tab.page.wait_for_function("document.querySelector('.running .text')?.innerText.includes('word40')")
-    tab.page.wait_for_function(f"{distance} < 5")
+    tab.until("document.querySelector('.running .text')?.innerText.includes('word40')")
+    tab.until(f"{distance} < 5")
     tab.page.locator("#scroll").evaluate("element => element.scrollTop = 0")
     tab.answered()
     assert tab.page.locator("#scroll").evaluate("element => element.scrollTop") == 0
@@ -470,20 +470,20 @@ def test_status_shows_what_the_server_says(tab: Tab) -> None:
 
     page.route("**/status", answer)
     page.click("#open-status")
-    page.wait_for_function("document.getElementById('step-time').innerText !== '–'")
+    tab.until("document.getElementById('step-time').innerText !== '–'")
     shown = {id_: page.locator(f"#{id_}").inner_text() for id_ in ("state", "running", "running-of", "waiting", "pages", "pages-of", "tokens-per-second", "step-time", "busy", "prefix", "preemptions", "compilations", "version", "uptime")}  # fmt: skip
     assert shown == {"state": "Serving", "running": "3", "running-of": "of 8 at once", "waiting": "2", "pages": "25.0 %", "pages-of": "250 of 1,000 pages", "tokens-per-second": "120", "step-time": "25.0 ms", "busy": "50.0 %", "prefix": "25.0 %", "preemptions": "4", "compilations": "0", "version": "9.8", "uptime": "1 d 1 h"}  # fmt: skip
     assert page.locator("#pages-bar").evaluate("element => element.style.width") == "25%"
     for state, words in (("draining", "Draining"), ("dead", "Engine failed"), ("paused", "Paused")):
         says["state"] = state
-        page.wait_for_function(f"document.getElementById('state').innerText.startsWith('{words}')")
+        tab.until(f"document.getElementById('state').innerText.startsWith('{words}')")
         assert page.locator("#open-status .dot").get_attribute("data-state") == state
     page.unroute("**/status")
     page.route("**/status", lambda route: route.abort())
-    page.wait_for_function("document.getElementById('state').innerText === 'Not reachable'")
+    tab.until("document.getElementById('state').innerText === 'Not reachable'")
     page.unroute("**/status")
     page.route("**/status", lambda route: route.fulfill(status=401, json=ERROR))
-    page.wait_for_function("document.getElementById('state').innerText === 'Needs an API key'")
+    tab.until("document.getElementById('state').innerText === 'Needs an API key'")
 
 
 def test_status_is_not_asked_for_while_nobody_looks(tab: Tab) -> None:
