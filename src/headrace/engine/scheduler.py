@@ -231,9 +231,7 @@ class Scheduler:
 
     def _take_pages(self, request: Request) -> bool:
         """Gives a waiting request its pages, shared ones first; False, and nothing is taken, when there are too few."""
-        found = self._prefix.match(request.scope, request.token_ids)
-        if request.num_unscored:  # their scores come from computing the tokens before them
-            found = found[: (request.num_prompt - request.num_unscored - 1) // self._pool.page_size]
+        found = self._prefix.match(request.scope, request.token_ids)[: request.num_reusable // self._pool.page_size]
         shared = [node.page for node in found]
         self._pool.reference(shared)  # first, lest they be evicted for the others
         wanted = self._pool.pages_for(request.max_total if request.was_preempted else request.num_tokens) - len(shared)
