@@ -10,9 +10,9 @@ from headrace.server.bridge import Bridge
 from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
 from headrace.server.options import ServerOptions
-from headrace.server.routes import completions, health, models
+from headrace.server.routes import completions, health, models, page, status
 
-ROUTERS = (completions.router, models.router, health.router)
+ROUTERS = (completions.router, models.router, health.router, status.router, page.router)
 
 
 def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:

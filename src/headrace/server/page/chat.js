@@ -119,6 +119,8 @@ export class Chat {
   // Keeps the end in view, unless somebody has scrolled up to read.
   #follow() {
     const box = byId("scroll");
-    if (this.#follows) requestAnimationFrame(() => (box.scrollTop = box.scrollHeight));
+    requestAnimationFrame(() => {
+      if (this.#follows) box.scrollTop = box.scrollHeight;
+    });
   }
 }

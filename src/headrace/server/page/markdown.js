@@ -61,32 +61,41 @@ function paragraph(lines, at, blocks) {
   return at;
 }
 
-// Nodes of one line's text. A mark that finds no partner is looked for once only, so that the time stays linear.
+// A fragment of the nodes of a text. A mark that finds no partner is looked for once only, so that the time stays linear.
 export function inline(text) {
-  const nodes = [];
+  const nodes = new DocumentFragment();
   const single = new Set();
   let plain = "";
   const push = (node) => {
-    if (plain) nodes.push(document.createTextNode(plain));
+    nodes.append(plain);
     plain = "";
-    if (node) nodes.push(node);
+    if (node) nodes.append(node);
   };
   for (let at = 0; at < text.length; ) {
-    const mark = /^(`+|\*{1,2})/.exec(text.slice(at, at + 64))?.[0];
+    const mark = markAt(text, at);
     const end = mark && !single.has(mark) ? closing(text, mark, at + mark.length) : -1;
     if (end < 0) {
       if (mark && end === -1) single.add(mark);
-      plain += mark ?? text[at];
-      at += mark ? mark.length : 1;
+      plain += mark || text[at];
+      at += mark.length || 1;
       continue;
     }
     const inner = text.slice(at + mark.length, end);
     if (mark[0] === "`") push(make("code", { textContent: inner.replace(/^ (.*[^ ].*) $/s, "$1") }));
-    else push(make(mark === "**" ? "strong" : "em", {}, ...inline(inner)));
+    else push(make(mark === "**" ? "strong" : "em", {}, inline(inner)));
     at = end + mark.length;
   }
   push();
   return nodes;
+}
+
+// The run of backticks, or the one or two stars, that begins there; empty if none does.
+function markAt(text, at) {
+  const char = text[at];
+  if (char !== "`" && char !== "*") return "";
+  let end = at + 1;
+  while (text[end] === char && (char === "`" || end < at + 2)) end += 1;
+  return text.slice(at, end);
 }
 
 // Where the mark's partner begins; -1 if there is none, -2 if this one opens nothing.
@@ -105,8 +114,8 @@ function closing(text, mark, from) {
 function elementOf(block) {
   if (block.kind === "code") return codeElement(block);
   if (block.kind === "list") return listElement(block.items);
-  if (block.kind === "heading") return make(block.level <= 2 ? "h3" : "h4", {}, ...inline(block.text));
-  return make("p", {}, ...inline(block.text));
+  if (block.kind === "heading") return make(block.level <= 2 ? "h3" : "h4", {}, inline(block.text));
+  return make("p", {}, inline(block.text));
 }
 
 function codeElement({ language, text }) {
@@ -129,7 +138,7 @@ function listElement(items) {
       parent.append(element);
       open.push({ indent, element });
     }
-    open.at(-1).element.append(make("li", {}, make("span", {}, ...inline(text))));
+    open.at(-1).element.append(make("li", {}, make("span", {}, inline(text))));
   }
   return root;
 }
@@ -149,7 +158,7 @@ export class MarkdownView {
     let same = 0;
     while (same < keys.length && keys[same] === this.#shown[same]) same += 1;
     while (this.#root.children.length > same) this.#root.lastElementChild.remove();
-    this.#root.append(...blocks.slice(same).map(elementOf));
+    for (const block of blocks.slice(same)) this.#root.append(elementOf(block));
     this.#shown = keys;
   }
 }

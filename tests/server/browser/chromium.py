@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
-FETCHED = Path(__file__).parents[2] / ".venv" / "chromium"
+FETCHED = Path(__file__).parents[3] / ".venv" / "chromium"
 INSTALLED = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -89,7 +89,7 @@ class Tab:
             self.bodies.append((request.url.removeprefix(self.url), request.post_data_json))
 
     def until(self, expression: str) -> None:
-        """Waits until something is true in the page. Playwright's own way to do so is forbidden by the page's policy."""
+        """Waits until something is true in the page, whose policy forbids Playwright's own way to do so."""
         deadline = time.monotonic() + 10
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, expression
