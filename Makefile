@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2
 HOST ?= 127.0.0.1
 PORT ?= 8000
+# Files of tests are spread over the cores; more processes would compile the same tiny models again.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PROMPT ?= What is the capital of France?
 
 # Through the environment as they are, so that neither make nor the shell reads anything into a prompt.
@@ -37,7 +39,7 @@ run: install
 
 test: dev $(VENV)/chromium
 	@echo "headrace: running all tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(WORKERS)
 
 page-test: dev $(VENV)/chromium
 	@echo "headrace: testing the page in Chromium"
@@ -56,7 +58,7 @@ check: dev $(VENV)/chromium
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(WORKERS)
 
 format: dev
 	@$(BIN)/ruff format .

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
+from headrace.server.logs import LogFormat, LogLevel, check_log_options
 
 MAX_PORT = 65535
 
@@ -21,6 +22,9 @@ class ServerOptions:
         request_timeout_s: seconds after which an unfinished request ends with an error; None for no limit.
         grace_s: seconds that running requests may take after SIGTERM.
         step_timeout_s: seconds after which a step that does not end counts as the engine's death.
+        log_format: lines of the log are "text" or "json".
+        log_level: least that is logged: "debug", "info", "warning" or "error".
+        otlp_traces_endpoint: URL that spans are sent to, as in http://localhost:4318/v1/traces; needs `headrace[otel]`.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +35,9 @@ class ServerOptions:
     request_timeout_s: float | None = None
     grace_s: float = 30.0
     step_timeout_s: float = 300.0
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= MAX_PORT:
@@ -44,3 +51,4 @@ class ServerOptions:
             raise ConfigError(f"grace_s: must be at least 0, not {self.grace_s}")
         if not self.step_timeout_s > 0:
             raise ConfigError(f"step_timeout_s: must be more than 0, not {self.step_timeout_s}")
+        check_log_options(self.log_format, self.log_level)
