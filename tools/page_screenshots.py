@@ -16,7 +16,9 @@ QUESTION = "Explain in three points how a water mill works."
 
 def ask(tab: Tab, text: str) -> None:
     """Asks with parameters that give the same answer each time."""
-    tab.page.evaluate("localStorage.setItem('headrace.parameters', JSON.stringify({temperature: '0', max_tokens: '220'}))")
+    tab.page.evaluate(
+        "localStorage.setItem('headrace.parameters', JSON.stringify({temperature: '0', max_tokens: '220'}))"
+    )
     tab.page.reload()
     tab.page.locator("#model:not(:empty)").wait_for()
     tab.ask(text)

@@ -182,7 +182,11 @@ FAILURES: dict[str, tuple[dict[str, Any] | None, str, str]] = {
     "502": ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "answered 502", "Try again"),
     "400": ({"status": 400, "json": ERROR}, "what the server says", "Change the message"),
     "broken": ({"body": CHUNK, "content_type": "text/event-stream"}, "broke off", "whole answer"),
-    "event": ({"body": f"{CHUNK}data: {json.dumps(ERROR)}\n\ndata: [DONE]\n\n"}, "what the server says", "in a moment"),
+    "event": (
+        {"body": f"{CHUNK}data: {json.dumps(ERROR)}\n\ndata: [DONE]\n\n"},
+        "what the server says",
+        "whole answer",
+    ),
     "garbage": ({"body": CHUNK + "data: {nothing\n\n"}, "broke off", "whole answer"),
     "down": (None, "can’t be reached", "still running"),
 }

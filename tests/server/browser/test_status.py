@@ -77,6 +77,7 @@ def test_status_shows_what_the_server_says(tab: Tab) -> None:
     page.route("**/status", lambda route: route.fulfill(status=401, json=ERROR))
     tab.page.evaluate(LOOK)
     tab.until("document.getElementById('state').innerText === 'Needs an API key'")
+    assert "wants an API key" in page.locator("#empty").inner_text()
 
 
 def test_status_is_not_asked_for_while_nobody_looks(tab: Tab) -> None:

@@ -20,6 +20,8 @@ const ADVICE = {
   503: "The server is starting, stopping, or its engine has failed. Try again in a moment; Status shows its state.",
 };
 
+const KEPT = "What came so far is kept. Try again for a whole answer; Status shows the server’s state.";
+
 async function errorOf(response) {
   let said = "";
   try {
@@ -101,14 +103,14 @@ export async function* streamAnswer(path, body, { key, signal }) {
       done ||= data === "[DONE]";
       if (done) continue; // the last event; the body is read to its end, so that the connection can be used again
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ServerError(chunk.error.message || "The server failed while it answered.", ADVICE[503]);
+      if (chunk.error) throw new ServerError(chunk.error.message || "The server failed while it answered.", KEPT);
       const parts = partsOf(chunk);
       finished ||= parts.finish !== null;
       yield parts;
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ServerError) throw error;
-    throw new ServerError("The connection broke off.", "What came so far is kept. Try again for a whole answer.");
+    throw new ServerError("The connection broke off.", KEPT);
   }
-  if (!finished && !done) throw new ServerError("The answer broke off before its end.", "What came so far is kept. Try again for a whole answer.");
+  if (!finished && !done) throw new ServerError("The answer broke off before its end.", KEPT);
 }

@@ -10,14 +10,25 @@ const narrow = matchMedia("(max-width: 56rem)");
 
 const input = byId("input");
 const chat = new Chat({ onState: showRunning, openKey: () => openPanel("parameters", "key") });
-const status = new StatusView(showModel);
+const status = new StatusView(showServer);
+
+const NOTES = {
+  chat: byId("empty-note").textContent,
+  text: "This model has no chat template: it continues the text that you write.",
+  locked: "This server wants an API key. Enter it under Parameters.",
+  unreachable: "The server can’t be reached. The page looks for it again every few seconds.",
+};
+
+function showServer(answer, failure) {
+  byId("empty-note").textContent = NOTES[failure ?? (answer.chat ? "chat" : "text")];
+  if (answer) showModel(answer);
+}
 
 function showModel({ model, chat: hasTemplate, context }) {
   byId("model").textContent = model;
   byId("model").title = `${model}, up to ${context} tokens`;
   chat.model = model;
   chat.hasTemplate = hasTemplate;
-  if (!hasTemplate) byId("empty-note").textContent = "This model has no chat template: it continues the text that you write.";
 }
 
 function showRunning(isRunning) {

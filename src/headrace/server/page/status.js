@@ -49,11 +49,11 @@ export class StatusView {
   #timer = 0;
   #round = 0;
   #isOpen = false;
-  #onModel;
+  #onAnswer;
 
-  // `onModel` gets each answer of /status.
-  constructor(onModel) {
-    this.#onModel = onModel;
+  // `onAnswer` gets each answer of /status, or null and why there is none: "unreachable" or "locked".
+  constructor(onAnswer) {
+    this.#onAnswer = onAnswer;
     document.addEventListener("visibilitychange", () => this.restart());
   }
 
@@ -97,6 +97,7 @@ export class StatusView {
     this.#samples = [];
     this.#state(state);
     byId("figures").classList.add("old");
+    this.#onAnswer(null, state);
   }
 
   #show(status) {
@@ -124,7 +125,7 @@ export class StatusView {
     for (const [id, text] of Object.entries(texts)) byId(id).textContent = text;
     byId("pages-bar").style.width = `${status.pages ? (100 * used) / status.pages : 0}%`;
     if (this.#isOpen && rates.tokensPerSecond !== null) this.#draw(rates.tokensPerSecond);
-    this.#onModel(status);
+    this.#onAnswer(status);
   }
 
   #draw(tokensPerSecond) {
