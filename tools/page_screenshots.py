@@ -1,6 +1,6 @@
-"""Takes the pictures of the page in docs/page from a running server: PYTHONPATH=tests python tools/page_screenshots.py URL.
+"""Takes the pictures of the page in docs/page: PYTHONPATH=tests python tools/page_screenshots.py URL.
 
-A server of SmolLM2 answers as in docs/page when it runs nothing else: the seed is fixed.
+The URL is that of a running server of SmolLM2, whose answers are the same each time.
 """
 
 from __future__ import annotations

@@ -175,6 +175,7 @@ def test_a_value_that_cannot_be_sent_is_named_at_its_field(tab: Tab) -> None:
 
 
 CHUNK = 'data: {"choices": [{"index": 0, "delta": {"content": "Half an"}, "finish_reason": null}]}\n\n'
+EVENT = f"data: {json.dumps(ERROR)}\n\ndata: [DONE]\n\n"
 FAILURES: dict[str, tuple[dict[str, Any] | None, str, str]] = {
     "401": ({"status": 401, "json": ERROR}, "wants an API key", "under Parameters"),
     "429": ({"status": 429, "json": ERROR, "headers": {"Retry-After": "7"}}, "what the server says", "in 7 seconds"),
@@ -182,11 +183,7 @@ FAILURES: dict[str, tuple[dict[str, Any] | None, str, str]] = {
     "502": ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "answered 502", "Try again"),
     "400": ({"status": 400, "json": ERROR}, "what the server says", "Change the message"),
     "broken": ({"body": CHUNK, "content_type": "text/event-stream"}, "broke off", "whole answer"),
-    "event": (
-        {"body": f"{CHUNK}data: {json.dumps(ERROR)}\n\ndata: [DONE]\n\n"},
-        "what the server says",
-        "whole answer",
-    ),
+    "event": ({"body": CHUNK + EVENT}, "what the server says", "whole answer"),
     "garbage": ({"body": CHUNK + "data: {nothing\n\n"}, "broke off", "whole answer"),
     "down": (None, "can’t be reached", "still running"),
 }
