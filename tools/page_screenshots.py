@@ -36,7 +36,7 @@ def main() -> None:
         one = tab()
         one.page.screenshot(path=FOLDER / "empty.png")
         ask(one, QUESTION)
-        one.until("document.querySelector('.running .text')?.innerText.length > 500")
+        one.until("document.querySelector('.running .text')?.innerText.length > 300")
         one.page.screenshot(path=FOLDER / "streaming.png")
         one.answered()
         one.page.screenshot(path=FOLDER / "answer.png")

@@ -62,7 +62,7 @@ class Tab:
         scheme = "dark" if dark else "light"
         self.url = url
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        self.context.set_default_timeout(10_000)
+        self.context.set_default_timeout(30_000)
         self.problems: list[str] = []
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.page = self.open()
@@ -90,7 +90,7 @@ class Tab:
 
     def until(self, expression: str) -> None:
         """Waits until something is true in the page, whose policy forbids Playwright's own way to do so."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, expression
             self.page.wait_for_timeout(10)
