@@ -36,7 +36,7 @@ def status(server: Server = Depends(server_of)) -> dict[str, Any]:  # noqa: B008
         "pages": now.pages,
         "free_pages": now.free_pages,
         "steps": counters.steps,
-        "step_seconds": round(sum(counters.seconds.values()), 6),
+        "step_seconds": round(counters.step_seconds.total, 6),
         "output_tokens": counters.tokens_sampled + counters.accepted_tokens,
         "prefix_queried_tokens": now.prefix_queried_tokens,
         "prefix_hit_tokens": now.prefix_hit_tokens,
