@@ -20,7 +20,9 @@ from headrace.server.routes import (
     messages,
     metrics,
     models,
+    page,
     responses,
+    status,
     tokenize,
 )
 
@@ -34,6 +36,8 @@ ROUTERS = (
     models.router,
     health.router,
     metrics.router,
+    status.router,
+    page.router,
 )
 
 
