@@ -68,7 +68,7 @@ class Answer:
 
     def _chunk(self, now: float, data: bytes) -> None:
         try:
-            self._take(now, json.loads(data))
+            self._take(now, json.loads(data.decode()))  # quicker than letting json guess
         except (ValueError, AttributeError, TypeError):
             excerpt = data[:_EXCERPT].decode(errors="replace")
             raise ExchangeError("malformed", f"no answer of this API: {excerpt}") from None

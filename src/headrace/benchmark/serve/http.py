@@ -111,6 +111,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._response: Response | None = None
         self._now = 0.0
+        self._keeps_alive = False
 
     async def exchange(self, request: bytes, response: Response) -> None:
         if not self.is_open or self._transport is None:
@@ -128,7 +129,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     @property
     def may_serve_again(self) -> bool:
-        return self.is_open and self._parser is not None and self._parser.should_keep_alive()
+        return self.is_open and self._keeps_alive and self._pace is None
 
     def hang_up(self) -> None:
         if self._transport is not None:
@@ -181,6 +182,7 @@ class _Connection(asyncio.BufferedProtocol):
     def on_headers_complete(self) -> None:
         if self._response is not None and self._parser is not None:
             self._response.status = self._parser.get_status_code()
+            self._keeps_alive = self._parser.should_keep_alive()  # the parser forgets with the end of the answer
 
     def on_body(self, body: bytes) -> None:
         response = self._response
@@ -249,7 +251,7 @@ class Client:
         except BaseException:
             connection.hang_up()
             raise
-        if connection.may_serve_again and not connection._pace:
+        if connection.may_serve_again:
             self._idle.append(connection)
         else:
             connection.hang_up()

@@ -150,10 +150,11 @@ async def _send_all(sender: Sender, options: LoadOptions, prompts: Iterator[Prom
                 await asyncio.sleep(due - now)
             if isinstance(room, asyncio.Semaphore):
                 await room.acquire()
-            if options.duration is not None and sender.now() >= options.duration:
+            now = sender.now()
+            if options.duration is not None and now >= options.duration:
                 break
             # All at once means: as soon as there is room.
-            record = _record(index, sender.now() if math.isinf(options.request_rate) else due, prompt)
+            record = _record(index, now if math.isinf(options.request_rate) else due, prompt)
             records.append(record)
             task = asyncio.create_task(sender.send(record, prompt, Fate.draw(rng, options, prompt.max_tokens)))
             tasks.add(task)

@@ -64,8 +64,8 @@ class LoadOptions:
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("request_rate", "burstiness", "timeout"):
-            if not getattr(self, name) > 0:
+        for name in ("request_rate", "burstiness", "timeout", "duration"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} is not above 0")
         for name in ("cancel", "slow_readers"):
             if not 0 <= getattr(self, name) <= 1:
