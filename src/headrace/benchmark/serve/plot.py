@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from headrace.benchmark.serve.records import OK
@@ -29,7 +30,7 @@ def draw(report: dict[str, Any]) -> str:
     timed = [r for r in report["requests"] if r["outcome"] == OK and not r["slow"]]
     values = {
         "ttft": [r["ttft"] for r in timed],
-        "itl": [b - a for r in timed for a, b in zip(r["chunks"], r["chunks"][1:], strict=False)],
+        "itl": [b - a for r in timed for a, b in pairwise(r["chunks"])],
         "tpot": [r["tpot"] for r in timed if r["tpot"] is not None],
         "e2e": [r["e2e"] for r in timed],
     }
@@ -55,23 +56,24 @@ def _headline(report: dict[str, Any]) -> str:
 
 
 def _distribution(title: str, seconds: Sequence[float], limit: float | None, x: float, y: float) -> Iterator[str]:
-    """The share of values up to each time, from 0 to the longest, in ms."""
+    """The share of values up to each time, in ms."""
     yield _text(x, y, title, weight="bold")
     if not seconds:
         yield _text(x, y + 30, "none", fill=_GREY)
         return
     ascending = sorted(1e3 * value for value in seconds)
-    longest = max(ascending[-1], 1e-6)
+    longest = max(min(ascending[-1], 2 * percentile(ascending, 99)), 1e-6)  # a straggler must not flatten the rest
     top, scale = y + 12, _PANEL_WIDTH / longest
     for share in (0.5, 0.9, 0.99):
         value = percentile(ascending, 100 * share)
         level = top + _PANEL_HEIGHT * (1 - share)
         yield _line(x, level, x + _PANEL_WIDTH, level)
-        yield _text(x - 30, level + 4, f"p{100 * share:g}", fill=_GREY)
+        yield _text(x - 30, level + (8 if share == 0.9 else 2), f"p{100 * share:g}", fill=_GREY)
         place = f'cx="{x + value * scale:.1f}" cy="{level:.1f}"'
         yield f'<circle {place} r="4" fill="{_BLUE}"><title>p{100 * share:g}: {value:.2f} ms</title></circle>'
     curve = ((percentile(ascending, 100 * i / _POINTS), i / _POINTS) for i in range(_POINTS + 1))
-    yield _curve(((x + value * scale, top + _PANEL_HEIGHT * (1 - share)) for value, share in curve), _BLUE)
+    points = ((x + value * scale, top + _PANEL_HEIGHT * (1 - share)) for value, share in curve if value <= longest)
+    yield _curve(points, _BLUE)
     if limit is not None and limit <= longest:
         yield _line(x + limit * scale, top, x + limit * scale, top + _PANEL_HEIGHT, _RED)
     yield from _axis(longest, "ms", x, top + _PANEL_HEIGHT, _PANEL_WIDTH)
