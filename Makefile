@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
+HOST ?= 127.0.0.1
+PORT ?= 8000
+# Files of tests are spread over the cores; more processes would compile the same tiny models again.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PROMPT ?= What is the capital of France?
 
 # Through the environment as they are, so that neither make nor the shell reads anything into a prompt.
@@ -12,9 +16,10 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak structured check format install dev clean
+.PHONY: help serve run test soak structured check format install dev clean
 
 help:
+	@echo "make serve [MODEL=…] [PORT=…]    serve a model over HTTP, as OpenAI's API (makes .venv, fetches the model)"
 	@echo "make run [PROMPT=\"…\"] [MODEL=…]  stream a model's answer (makes .venv, fetches the model)"
 	@echo "make test                        run all tests"
 	@echo "make soak                        120,000 random steps, some minutes"
@@ -23,13 +28,17 @@ help:
 	@echo "make format                      format the code"
 	@echo "make clean                       remove .venv and caches of the tools"
 
+serve: install
+	@printf 'headrace: starting a server of %s\n' "$$MODEL"
+	@exec $(BIN)/headrace serve "$$MODEL" --host "$(HOST)" --port "$(PORT)"
+
 run: install
 	@printf 'headrace: asking %s: %s\n' "$$MODEL" "$$PROMPT"
 	@$(BIN)/headrace generate "$$MODEL" --prompt "$$PROMPT"
 
 test: dev
 	@echo "headrace: running all tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(WORKERS)
 
 soak: dev
 	@echo "headrace: running random load"
@@ -44,7 +53,7 @@ check: dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(WORKERS)
 
 format: dev
 	@$(BIN)/ruff format .

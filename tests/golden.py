@@ -49,5 +49,5 @@ def load(name: str) -> Golden:
 
 
 def facts(name: str) -> Any:
-    """The contents of a JSON file of golden facts, such as "rope" or "smollm2"."""
+    """The contents of a JSON file of golden facts, such as "rope" or "embeddings"."""
     return json.loads((ROOT / f"{name}.json").read_text(encoding="utf-8"))

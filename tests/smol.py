@@ -16,10 +16,10 @@ VOCAB = 49_152
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def write_smol(folder: Path, gguf: Path) -> Path:
-    """A Hugging Face folder."""
+def write_smol(folder: Path, gguf: Path, **changes: Any) -> Path:
+    """A Hugging Face folder; `changes` are values of its configuration."""
     definition = gguf_definition(gguf)
-    write_random(folder, "llama3", vocab_size=VOCAB)
+    write_random(folder, "llama3", vocab_size=VOCAB, **changes)
     definition.backend.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "add_bos_token": False, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import golden
-from headrace import LLM, ConfigError, HeadraceError, ModelError, RequestError, SamplingParams
+from headrace import LLM, ConfigError, HeadraceError, ModelError, PoolingParams, RequestError, SamplingParams
 from headrace.engine.engine import Engine
 from headrace.outputs import CompletionOutput, RequestOutput
 from tiny import FailsOnce, write_model
@@ -202,7 +203,7 @@ BAD_PROMPTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=repr)
+@pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=lambda prompt: re.sub(r" at 0x\w+", "", repr(prompt)))
 def test_a_wrong_prompt_is_a_request_error(llm: LLM, prompt: Any) -> None:
     if isinstance(prompt, list) and not prompt:
         prompt = [prompt]
@@ -359,3 +360,30 @@ def test_calls_share_prefixes_within_one_salt(llm: LLM) -> None:
     for call in (llm.generate, llm.stream):
         with pytest.raises(RequestError, match=r"^cache_salt: must be a text that is not empty"):
             call(prompt, GREEDY, cache_salt="")
+
+
+def test_embeddings_are_the_references_in_the_order_of_the_prompts(llm: LLM) -> None:
+    want = golden.facts("embeddings")["llama3"]
+    prompts = GOLDEN.prompts[:2] * 3
+    for pooling in ("mean", "last"):
+        raw = [np.array(one[pooling]) for one in want[:2]] * 3
+        for right, got in zip(raw, llm.embed(prompts, pooling, normalize=False), strict=True):
+            np.testing.assert_allclose(got, right, atol=3e-5)
+        for right, got in zip(raw, llm.embed(prompts, pooling), strict=True):
+            assert got.dtype == np.float32
+            np.testing.assert_allclose(got, right / np.linalg.norm(right), atol=1e-5)
+    assert llm.embed([]) == []
+
+
+def test_text_is_embedded_as_generation_reads_it(llm: LLM) -> None:
+    [text], [ids] = llm.embed("Hello"), llm.embed(llm.tokenizer.encode("Hello"))
+    assert text.tobytes() == ids.tobytes()
+
+
+def test_wrong_embeddings_are_refused_and_nothing_runs(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"^pooling: must be one of mean, last, not 'max'"):
+        llm.embed("Hello", "max")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^prompt: "):
+        llm.embed(["Hello", []])
+    with pytest.raises(RequestError, match=r"^params: "):
+        llm.generate("Hello", PoolingParams())  # type: ignore[arg-type]

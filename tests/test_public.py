@@ -18,6 +18,7 @@ PUBLIC = {
     "EngineConfig",
     "HeadraceError",
     "ModelError",
+    "PoolingParams",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

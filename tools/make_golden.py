@@ -1,7 +1,8 @@
 """Write the golden data of the parity tests (tests/data/golden) with transformers and torch; the tests need neither.
 
-    python tools/make_golden.py                        # tiny checkpoints and rope.json
+    python tools/make_golden.py                        # tiny checkpoints, embeddings.json and rope.json
     python tools/make_golden.py --only llama3 gemma3   # some of the tiny checkpoints, nothing else
+    python tools/make_golden.py --embeddings           # embeddings.json, of the checkpoints that are there
     python tools/make_golden.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf --gemma3 gemma-3-270m-q4_k_m.gguf
 
 Needs torch (the CPU build will do), transformers 5, gguf, tokenizers, safetensors and numpy. The versions that the
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from golden import families, real, report, rope, tiny
+from golden import embeddings, families, real, report, rope, tiny
 
 DEFAULT_OUT = Path(__file__).parent.parent / "tests" / "data" / "golden"
 
@@ -23,6 +24,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these tiny checkpoints")
+    parser.add_argument("--embeddings", action="store_true", help="only write embeddings.json")
     parser.add_argument("--smollm2", type=Path, metavar="GGUF", help="only write smollm2*.json, from this file")
     parser.add_argument("--gemma3", type=Path, metavar="GGUF", help="only write gemma3_270m.json, from this file")
     return parser.parse_args()
@@ -51,10 +53,13 @@ def main() -> None:
         real.write_smollm2(arguments.smollm2, arguments.out)
     if arguments.gemma3:
         real.write_gemma3(arguments.gemma3, arguments.out)
-    if arguments.smollm2 or arguments.gemma3:
+    if arguments.embeddings:
+        embeddings.write(arguments.out)
+    if arguments.smollm2 or arguments.gemma3 or arguments.embeddings:
         return
     write_tiny(arguments.out, arguments.only)
     if not arguments.only:
+        embeddings.write(arguments.out)
         rope.write(arguments.out)
 
 

@@ -17,6 +17,7 @@ from headrace.sampling.structured import StructuredOutputs
 if TYPE_CHECKING:
     from headrace.config import EngineConfig
     from headrace.engine.engine import TokenOutput
+    from headrace.engine.pooling import PoolingParams
     from headrace.llm import LLM
     from headrace.outputs import CompletionOutput, RequestOutput
     from headrace.sampling.scores import TokenLogprobs
@@ -30,6 +31,7 @@ __all__ = [
     "EngineConfig",
     "HeadraceError",
     "ModelError",
+    "PoolingParams",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
@@ -53,6 +55,10 @@ def __getattr__(name: str) -> object:
         from headrace import outputs
 
         return getattr(outputs, name)
+    if name == "PoolingParams":
+        from headrace.engine.pooling import PoolingParams
+
+        return PoolingParams
     if name == "TokenOutput":
         from headrace.engine.engine import TokenOutput
 

@@ -6,14 +6,18 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from headrace.config import EngineConfig
 from headrace.engine.build import build
 from headrace.engine.engine import TokenOutput
+from headrace.engine.intake import RequestParams
+from headrace.engine.pooling import Pooling, PoolingParams
 from headrace.errors import HeadraceError, ModelError, RequestError
 from headrace.outputs import CompletionOutput, RequestOutput
 from headrace.sampling.params import SamplingParams
@@ -80,6 +84,36 @@ class LLM:
         """
         return self._run(_as_list(prompts), params, cache_salt)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling = "mean",
+        *,
+        normalize: bool = True,
+        cache_salt: str | None = None,
+    ) -> list[np.ndarray]:
+        """The vectors [hidden] float32 of prompts, all at once, in their order.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            pooling: "mean" of the last hidden states of all tokens, or that of the "last" token.
+            normalize: scale each vector to length 1.
+            cache_salt: cached prefixes are shared only among calls with the same salt.
+
+        Raises:
+            RequestError: a prompt or argument is wrong; then nothing runs.
+            HeadraceError: the model gives hidden states that are not finite.
+        """
+        params = PoolingParams(pooling=pooling, normalize=normalize)
+        self._check_idle()
+        todo = [(self._encode(prompt, params, cache_salt), params) for prompt in _as_list(prompts)]
+        vectors = []
+        for [output] in self._outputs(todo, cache_salt):
+            if output.embedding is None:
+                raise HeadraceError(output.error or "the request was aborted")
+            vectors.append(output.embedding)
+        return vectors
+
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, *, cache_salt: str | None = None
     ) -> RequestOutput:
@@ -143,8 +177,18 @@ class LLM:
         self._check_idle()
         each = [_checked(one) for one in each]
         encoded = [self._encode(prompt, one, cache_salt) for prompt, one in zip(prompts, each, strict=True)]
+        results = self._outputs(zip(encoded, each, strict=True), cache_salt)
+        return [
+            _result(prompt, ids, one, self._echo(prompt, ids, one), outputs)
+            for prompt, ids, one, outputs in zip(prompts, encoded, each, results, strict=True)
+        ]
+
+    def _outputs(
+        self, requests: Iterable[tuple[list[int], RequestParams]], cache_salt: str | None
+    ) -> list[list[TokenOutput]]:
+        """Runs all requests to their end, and returns the outputs of each."""
         partial: dict[str, list[TokenOutput]] = {}
-        todo = deque(zip(encoded, each, strict=True))
+        todo = deque(requests)
         try:
             while todo or self.engine.has_unfinished:
                 # As many as may wait are queued before a step, so that the first holds all that there is room for.
@@ -157,10 +201,7 @@ class LLM:
         finally:
             for request_id in partial:
                 self.engine.abort(request_id)
-        return [
-            _result(prompt, ids, one, self._echo(prompt, ids, one), outputs)
-            for prompt, ids, one, outputs in zip(prompts, encoded, each, partial.values(), strict=True)
-        ]
+        return [*partial.values()]
 
     def _check_idle(self) -> None:
         # Whoever steps the engine gets the tokens of every request in it, and would drop those of an open stream.
@@ -172,7 +213,7 @@ class LLM:
         if self.engine.is_paused:
             raise HeadraceError("the engine is paused; call engine.resume() first")
 
-    def _encode(self, prompt: Prompt, params: SamplingParams, cache_salt: str | None) -> list[int]:
+    def _encode(self, prompt: Prompt, params: RequestParams, cache_salt: str | None) -> list[int]:
         """The prompt's tokens that the engine gets."""
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)

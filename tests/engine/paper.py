@@ -6,9 +6,10 @@ what a request gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -49,6 +50,10 @@ class _Prepared:
 class PaperManager:
     """In place of an `ExecutionManager`. It refuses a step that has more drafts than padding.
 
+    Args:
+        vocab: tokens that there are.
+        sampled: the token after a history, given that and how many tokens of it are the prompt.
+
     Attributes:
         most_logits: the most logits rows that a step had.
     """
@@ -56,19 +61,30 @@ class PaperManager:
     num_ranks = 1
     compilations_while_serving = 0
 
-    def __init__(self, *, pages: int, page_size: int, length: int, seqs: int, budget: int) -> None:
+    def __init__(
+        self,
+        *,
+        pages: int,
+        page_size: int,
+        length: int,
+        seqs: int,
+        budget: int,
+        vocab: int = 256,
+        sampled: Callable[[Sequence[int], int], int] = lambda history, num_prompt: next_token(history),
+    ) -> None:
         self.options = SimpleNamespace(
             num_pages=pages,
             page_size=page_size,
             max_model_len=length,
             max_num_seqs=seqs,
             max_num_batched_tokens=budget,
-            vocab_limit=256,
+            vocab_limit=vocab,
         )
-        self.spec = SimpleNamespace(rope_length=lambda prompt: 0, vocab_size=256)
+        self.spec = SimpleNamespace(rope_length=lambda prompt: 0, vocab_size=vocab)
         self.transfers = SimpleNamespace(counts=TransferCounts())
         self.sequences = SequenceTable(seqs, length)
         self.most_logits = 0
+        self._sampled = sampled
         self._pairs = bucket_pairs(token_buckets(seqs, budget), request_buckets(min(8, seqs), seqs))
         self._pages = np.full((pages, page_size), -9, np.int32)
         self._table = np.zeros((seqs, -(-length // page_size)), np.int32)
@@ -100,11 +116,11 @@ class PaperManager:
             page = self._table[slot, position // size]
             self._pages[page, position % size] = self._last[slot] if token < 0 else token
         for index, samples in zip(b["logits_indices"], b["samples"], strict=True):
-            slot, position = slots[index], b["positions"][index]
+            slot, position, row = slots[index], b["positions"][index], b["token_rows"][index]
             if samples:
                 assert position + 1 < self.options.max_model_len
                 history = self._pages[self._table[slot]].reshape(-1)[: position + 1]
-                sampled.append(next_token(history))
+                sampled.append(self._sampled(history, int(b["prompt_lens"][row])))
                 self._last[slot] = sampled[-1]
             else:
                 sampled.append(-1)
@@ -117,7 +133,7 @@ class PaperManager:
         self._pages[:] = -9
 
 
-def paper_engine(tokenizer: Tokenizer, *, options: dict[str, object], **geometry: int) -> Engine:
+def paper_engine(tokenizer: Tokenizer, *, options: dict[str, object], **geometry: Any) -> Engine:
     """An engine over such a device."""
     config = EngineConfig(model="paper", **{"seed": 0, **options})
     return Engine(config, tokenizer, PaperManager(**geometry))  # type: ignore[arg-type]

@@ -43,6 +43,8 @@ its own length while cached keys keep the base that they were written with, as i
 
 - `rope.json`: inverse frequencies and attention factors of every kind of rope scaling, each with several spellings
   of the configuration, and cos/sin (float32 products and angles) at some positions.
+- `embeddings.json`: for some of the tiny checkpoints, and for each of their prompts, `last_hidden_state`: its `mean`
+  over the prompt (taken in float64), and that of the `last` token.
 - `smollm2.json`, `gemma3_270m.json`: two real GGUF files, dequantised to float32: token ids, greedy
   continuations of four prompts (`near_ties`: steps whose gap is below 0.001), the scores of two cities after the
   first prompt, and `next_logprobs[i]` = log p(`ids[i + 1]` | `ids[:i + 1]`) for a long text, which is

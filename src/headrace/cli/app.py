@@ -13,7 +13,7 @@ import typer
 
 from headrace.cli import bench
 from headrace.cli.load import load
-from headrace.cli.options import ENGINE, RESULT, SAMPLING, Model, with_options
+from headrace.cli.options import ENGINE, RESULT, SAMPLING, SERVER, Model, with_options
 from headrace.cli.params import sampling_params
 from headrace.errors import HeadraceError, RequestError
 
@@ -101,6 +101,16 @@ def chat(
 
     params = sampling_params(sampling, max_tokens=1024, temperature=0.7)
     run_chat(load(model, _for_one(engine)), params, system)
+
+
+@app.command()
+@with_options(SERVER, "server")
+@with_options(ENGINE, "engine")
+def serve(model: Model, *, server: dict[str, Any], engine: dict[str, Any]) -> None:
+    """Serve a model over HTTP, as OpenAI's API."""
+    from headrace.cli.serve import run_server
+
+    run_server(model, server, engine)
 
 
 @models_app.command("list")

@@ -81,6 +81,20 @@ RESULT = {
     ),
 }
 
+SERVER = {
+    "host": (str, "Address to listen on; 0.0.0.0 for all."),
+    "port": (int, "Port to listen on; 0 takes a free one."),
+    "served_model_names": (list[str], "What clients may call the model; may be given several times."),
+    "max_body_bytes": (int, "Longest request body."),
+    "max_prompts": (int, "Most prompts of one request."),
+    "request_timeout_s": (float, "Seconds after which an unfinished request ends with an error."),
+    "grace_s": (float, "Seconds that running requests may take after SIGTERM."),
+    "step_timeout_s": (float, "Seconds after which a step that does not end counts as the engine's death."),
+    "log_format": (str, "text or json: a line for each request and for whatever else there is to say."),
+    "log_level": (str, "debug, info, warning or error."),
+    "otlp_traces_endpoint": (str, "URL that OpenTelemetry spans are sent to; needs headrace[otel]."),
+}
+
 Model = Annotated[str, typer.Argument(help="Known name, .gguf file, Hugging Face folder or hub id.")]
 
 Command = Callable[..., None]

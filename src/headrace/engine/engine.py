@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from headrace.config import EngineConfig
-from headrace.engine.intake import Intake
+from headrace.engine.intake import Intake, RequestParams
 from headrace.engine.pages import PagePool
+from headrace.engine.pooling import take_hidden
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.ranks import RankedScheduler
 from headrace.engine.request import FinishReason, Request
@@ -23,7 +23,6 @@ from headrace.execution.manager import ExecutionManager
 from headrace.execution.metrics import EngineMetrics, StepCounters, StepMeter, StepMetrics
 from headrace.execution.step import StepResult
 from headrace.sampling.checks import shown
-from headrace.sampling.params import SamplingParams
 from headrace.sampling.sampler import BAD_LOGITS
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
 from headrace.text.tokenizer import Tokenizer
@@ -46,6 +45,8 @@ class TokenOutput:
         logprobs: of the token, where they are asked for.
         prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output of
             choice 0.
+        embedding: [hidden] float32, for a request with `PoolingParams`: with its only output, which has no token.
+        scheduled: when the request first got a slot, in seconds of `time.perf_counter`; None if it never did.
     """
 
     request_id: str
@@ -57,6 +58,8 @@ class TokenOutput:
     index: int = 0
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    embedding: np.ndarray | None = field(default=None, compare=False)
+    scheduled: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Engine:
         """The figures of now, as a copy."""
         return EngineMetrics(
             last_step=self.last_step,
-            counters=deepcopy(self._counters),
+            counters=self._counters.copy(),
             compilations=self.manager.compilations_while_serving,
             preemptions=self.scheduler.num_preemptions,
             waiting=len(self.scheduler.waiting),
@@ -132,7 +135,7 @@ class Engine:
         """Whether any request is waiting or running, or something of one is still to be returned."""
         return bool(self._requests or self._outputs)
 
-    def has_room(self, params: SamplingParams) -> bool:
+    def has_room(self, params: RequestParams) -> bool:
         """Whether as many more requests may wait as this one has choices."""
         most = self.config.max_queued_requests
         return most is None or len(self.scheduler.waiting) + params.n <= most
@@ -145,13 +148,14 @@ class Engine:
         self,
         request_id: str,
         prompt_ids: Sequence[int],
-        params: SamplingParams,
+        params: RequestParams,
         *,
         cache_salt: str | None = None,
     ) -> None:
         """Queues a request; each of its `n` choices waits and runs by itself.
 
         Args:
+            params: `SamplingParams`, or `PoolingParams` for an embedding of the prompt.
             cache_salt: requests share cached prefixes only with those of the same salt.
 
         Raises:
@@ -241,6 +245,9 @@ class Engine:
         if recompute_running:
             self._drain()
             self.scheduler.preempt_all()
+            for request in self._unfinished:
+                if request.pooler is not None:
+                    request.pooler.restart()
         self._forget_prefixes()
         return self._take_outputs()
 
@@ -326,6 +333,7 @@ class Engine:
         )
         scores = read.read_scores(result, step) if scored else None
         prompt_scores = None if step.scores_prompt is None else read.read_prompt_scores(result, step)
+        take_hidden(requests, step, result, read)
         launched.meter.mark()
         row = position = accepted = 0
         for request, computed, count, samples, lines in zip(
@@ -342,7 +350,7 @@ class Engine:
                     ahead = None if scores is None else scores[row:end]
                     accepted += self._take_samples(request, drafts, tokens[row:end], ahead)
                 elif request.max_total == request.num_prompt == computed + count:
-                    request.finish_reason = "length"
+                    request.end_with_prompt()
                     self._outputs.append(_output(request, None, ""))
                     self._end(request)
             row, position = row + lines, position + count
@@ -386,7 +394,7 @@ class Engine:
     def check(
         self,
         prompt_ids: Sequence[int],
-        params: SamplingParams,
+        params: RequestParams,
         *,
         cache_salt: str | None = None,
     ) -> None:
@@ -398,7 +406,7 @@ class Engine:
         """
         self._intake.check(prompt_ids, params, cache_salt)
 
-    def kept_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+    def kept_prompt(self, prompt_ids: Sequence[int], params: RequestParams) -> list[int]:
         """The part of a prompt that `truncate_prompt_tokens` keeps: its last tokens."""
         return self._intake.kept(prompt_ids, params)
 
@@ -433,4 +441,6 @@ def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLo
         request.choice,
         logprobs,
         None if request.num_unscored else scored,  # of a request that was aborted not all may be known
+        request.pooler.embedding() if request.pooler is not None and request.finish_reason == "stop" else None,
+        request.scheduled,
     )

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from headrace.config import EngineConfig
+from headrace.engine.pooling import Pooler, PoolingParams
 from headrace.engine.prefix import CacheScope
 from headrace.engine.request import Request
 from headrace.engine.rules import TokenRules
@@ -20,6 +21,8 @@ from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
 from headrace.text.tokenizer import Tokenizer
 
+RequestParams = SamplingParams | PoolingParams
+
 # Of as many requests the rules are kept between `check` and `add`: a thousand bad words take tens of milliseconds.
 MAX_RULES = 64
 
@@ -29,14 +32,14 @@ class Intake:
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
         self._config, self._tokenizer = config, tokenizer
-        self._options, self._spec = manager.options, manager.spec
+        self._options, self._spec, self._manager = manager.options, manager.spec, manager
         vocab_size = manager.spec.vocab_size
         new = partial(_new_rules, tokenizer, vocab_size, GrammarCompiler(tokenizer, vocab_size))
         self._rules = lru_cache(MAX_RULES)(new)  # any thread may call it
         self._seeds = random.Random(config.seed)
 
     def requests(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, cache_salt: str | None
+        self, request_id: str, prompt_ids: Sequence[int], params: RequestParams, cache_salt: str | None
     ) -> list[Request]:
         """The request's choices, in order. They have one seed; the first brings what is said of the prompt.
 
@@ -45,9 +48,13 @@ class Intake:
         """
         self.check(prompt_ids, params, cache_salt)
         ids = self.kept(prompt_ids, params)
+        pooler = Pooler(params, len(ids)) if isinstance(params, PoolingParams) else None
+        params = _sampling(params)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         scope = CacheScope(salt=cache_salt, rope_length=self._spec.rope_length(len(ids)))
-        return [self._choice(choice, request_id, ids, params, seed, scope) for choice in range(params.n)]
+        choices = [self._choice(choice, request_id, ids, params, seed, scope) for choice in range(params.n)]
+        choices[0].pooler = pooler
+        return choices
 
     def _choice(
         self, choice: int, request_id: str, ids: list[int], params: SamplingParams, seed: int, scope: CacheScope
@@ -72,8 +79,9 @@ class Intake:
             scope=scope,
         )
 
-    def kept(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+    def kept(self, prompt_ids: Sequence[int], params: RequestParams) -> list[int]:
         """The part of a prompt that `truncate_prompt_tokens` keeps: the last tokens."""
+        params = _sampling(params)
         most = params.truncate_prompt_tokens
         if most is None:
             return [*prompt_ids]
@@ -83,12 +91,15 @@ class Intake:
         """Most tokens that a prompt may have: what generates something needs room for it."""
         return self._options.max_model_len - min(params.max_tokens, 1)
 
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams, cache_salt: str | None) -> None:
+    def check(self, prompt_ids: Sequence[int], params: RequestParams, cache_salt: str | None) -> None:
         """Refuses what `Engine.check` says."""
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise RequestError("cache_salt", f"must be a text that is not empty, not {shown(cache_salt)}")
-        if not isinstance(params, SamplingParams):
-            raise RequestError("params", f"must be SamplingParams, not {type(params).__name__}")
+        if not isinstance(params, RequestParams):
+            raise RequestError("params", f"must be SamplingParams or PoolingParams, not {type(params).__name__}")
+        if isinstance(params, PoolingParams) and not self._manager.has_hidden:
+            raise RequestError("pooling", "is not possible where data parallel ranks lie in several processes")
+        params = _sampling(params)
         if isinstance(prompt_ids, (str, bytes, bytearray, memoryview)) or not isinstance(prompt_ids, Sequence):
             raise RequestError("prompt", f"must be a list of token ids, not {type(prompt_ids).__name__}")
         most = self._config.max_queued_requests
@@ -114,6 +125,10 @@ class Intake:
                 f"has {length} tokens, but the context holds {self._options.max_model_len}{room}; shorten it or raise "
                 "max_model_len",
             )
+
+
+def _sampling(params: RequestParams) -> SamplingParams:
+    return params.as_sampling() if isinstance(params, PoolingParams) else params
 
 
 def _new_rules(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from headrace.engine.lookup import PromptLookup
+from headrace.engine.pooling import Pooler
 from headrace.engine.prefix import CacheScope, PrefixNode
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.scores import TokenLogprobs, token_logprobs
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from headrace.engine.rules import TokenRules
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+NO_FINITE_LOGITS = "the model produced no finite logits; its weights may be damaged"
 
 
 @dataclass(eq=False)
@@ -36,6 +40,7 @@ class Request:
         lookup: guesses its next tokens; None before the first guess.
         num_unscored: prompt tokens whose log-probabilities are wanted and not known.
         prompt_logprobs: those of the prompt's tokens so far, None for the first; None as a whole if nobody asks.
+        pooler: takes its prompt's hidden states, if it is for an embedding.
         priority: the lower, the sooner; see `Scheduler`.
         scope: with whom it may share pages.
         order: its place among waiting and running requests; the scheduler's.
@@ -46,6 +51,7 @@ class Request:
         num_registered_pages: how many of them others can find, or could not be added.
         node: the last of those in the prefix cache; None while waiting.
         num_cached: tokens that were found in the prefix cache at first; None while it has never run.
+        scheduled: when it first got a slot, in seconds of `time.perf_counter`.
         was_preempted: it gave its pages back because there were too few.
         has_all_pages: it holds pages for all that it may become.
         num_in_flight: tokens that launched steps sample but the host has not read.
@@ -67,6 +73,7 @@ class Request:
     lookup: PromptLookup | None = None
     num_unscored: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooler: Pooler | None = None
     priority: int = 0
     scope: CacheScope = field(default_factory=CacheScope)
     order: tuple[int, int] = (0, 0)
@@ -76,6 +83,7 @@ class Request:
     num_registered_pages: int = 0
     node: PrefixNode | None = None
     num_cached: int | None = None
+    scheduled: float | None = None
     was_preempted: bool = False
     has_all_pages: bool = False
     num_computed: int = 0
@@ -108,6 +116,14 @@ class Request:
             return 0
         return self.num_sampled - self.num_computed
 
+    @property
+    def num_reusable(self) -> int:
+        """Most of the first tokens that need not be computed where their keys and values are known: what is still
+        wanted of the prompt comes from computing those after them."""
+        if self.pooler is not None:
+            return self.pooler.num_taken
+        return self.num_prompt - self.num_unscored - 1 if self.num_unscored else self.num_tokens
+
     def append(self, token: int) -> str:
         """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
 
@@ -132,6 +148,13 @@ class Request:
             delta += self._end("length")
         return delta
 
+    def end_with_prompt(self) -> None:
+        """Ends a request that generates nothing, as all of its prompt is computed."""
+        self.finish_reason = "length" if self.pooler is None else "stop"
+        if self.pooler is not None and self.pooler.embedding() is None:
+            self.finish_reason = "error"
+            self.error = "the model produced no finite hidden states; its weights may be damaged"
+
     def end_without_token(self) -> str:
         """Ends the request where no token could be sampled, and returns the text that was held back.
 
@@ -140,7 +163,7 @@ class Request:
         if self.rules is not None and self.rules.is_complete:
             return self._end("stop")
         of_rules = None if self.rules is None else self.rules.error
-        self.error = of_rules or "the model produced no finite logits; its weights may be damaged"
+        self.error = of_rules or NO_FINITE_LOGITS
         return self._end("error")
 
     def take_prompt_scores(self, start: int, scores: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 
@@ -231,9 +232,7 @@ class Scheduler:
 
     def _take_pages(self, request: Request) -> bool:
         """Gives a waiting request its pages, shared ones first; False, and nothing is taken, when there are too few."""
-        found = self._prefix.match(request.scope, request.token_ids)
-        if request.num_unscored:  # their scores come from computing the tokens before them
-            found = found[: (request.num_prompt - request.num_unscored - 1) // self._pool.page_size]
+        found = self._prefix.match(request.scope, request.token_ids)[: request.num_reusable // self._pool.page_size]
         shared = [node.page for node in found]
         self._pool.reference(shared)  # first, lest they be evicted for the others
         wanted = self._pool.pages_for(request.max_total if request.was_preempted else request.num_tokens) - len(shared)
@@ -248,7 +247,7 @@ class Scheduler:
         request.node = found[-1] if found else self._prefix.root
         request.num_registered_pages = len(shared)
         if request.num_cached is None:
-            request.num_cached = request.num_computed
+            request.num_cached, request.scheduled = request.num_computed, perf_counter()
             self._prefix.count(request.num_tokens, request.num_computed)
         return True
 

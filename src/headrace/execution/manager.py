@@ -279,6 +279,19 @@ class ExecutionManager:
         """Those of the prompt tokens after a step's tokens, [tokens, …] int32; see `StepResult.prompt_scores`."""
         return self._read(result.prompt_scores, step, step.num_tokens)
 
+    @property
+    def has_hidden(self) -> bool:
+        """Whether the host can read hidden states: not those of ranks that are in other processes."""
+        return self._group is None or self.num_ranks == 1
+
+    def read_hidden(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
+        """The last hidden states of a step's logits rows, [logits rows, hidden] float32."""
+        return self._read(result.hidden, step, step.num_logits)
+
+    def read_token_hidden(self, result: StepResult, step: ScheduledStep) -> np.ndarray:
+        """Those of all its tokens, [tokens, hidden] float32."""
+        return self._read(result.token_hidden, step, step.num_tokens)
+
     def _read(self, array: jax.Array, step: ScheduledStep, counts: np.ndarray) -> np.ndarray:
         if self._group is not None:
             self._group.wait(array)

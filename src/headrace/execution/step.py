@@ -39,6 +39,7 @@ class StepResult:
             [0, …] in a step that cannot score prompts.
         logits: [logits rows, vocab] float32, as the model gives them.
         hidden: [logits rows, hidden] float32, the last hidden states behind those logits.
+        token_hidden: [tokens, hidden] float32, those of all tokens of the step.
     """
 
     tokens: jax.Array
@@ -46,6 +47,7 @@ class StepResult:
     prompt_scores: jax.Array
     logits: jax.Array
     hidden: jax.Array
+    token_hidden: jax.Array
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def fused_step(
     # Of several samples of one row any may come last here: the host decides which holds, and sends it.
     written = jnp.where(samples, slots, state.last_tokens.shape[0])
     last_tokens = state.last_tokens.at[written].set(jnp.maximum(sampled, 0), mode="drop")
-    result = StepResult(jnp.where(samples, sampled, NO_TOKEN), scored, prompt_scored, logits, last_hidden)
+    sampled = jnp.where(samples, sampled, NO_TOKEN)
+    result = StepResult(sampled, scored, prompt_scored, logits, last_hidden, hidden)
     return DeviceState(pages, page_table, page_tokens, last_tokens), result
 
 

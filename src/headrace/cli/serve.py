@@ -1,0 +1,40 @@
+"""`headrace serve`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from headrace.cli.load import load
+from headrace.server.logs import configure
+from headrace.server.options import ServerOptions
+from headrace.server.run import bind, serve
+
+# As many requests may wait by default: at some hundred per minute the last one still has its turn.
+MAX_QUEUED_REQUESTS = 1024
+
+
+def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> None:
+    """Loads a model and serves it until a signal ends it."""
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
+    options = ServerOptions(**given)
+    configure(options.log_format, options.log_level)
+    listener = bind(options)
+    llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine})
+    host, port = listener.getsockname()[:2]
+    print(_ready(host, port, (options.served_model_names or (model,))[0], llm.has_chat_template), file=sys.stderr)
+    serve(llm.engine, options, listener)
+
+
+def _ready(host: str, port: int, model: str, chats: bool) -> str:
+    """The ready line and a request that works as it is printed."""
+    base = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
+    path, what = "/v1/completions", '"prompt": "The capital of France is"'
+    if chats:
+        path = "/v1/chat/completions"
+        what = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
+    body = f'{{"model": "{model}", {what}, "temperature": 0, "max_tokens": 32}}'
+    return (
+        f"headrace: serving {model} at {base}; Ctrl-C ends it. Try:\n"
+        f"curl {base}{path} -H 'content-type: application/json' -d '{body}'"
+    )

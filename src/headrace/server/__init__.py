@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's endpoints over one engine."""

@@ -1,0 +1,369 @@
+"""The engine in a thread of its own, and what the event loop sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, get_args
+
+from headrace.engine.engine import Engine, TokenOutput
+from headrace.engine.intake import RequestParams
+from headrace.errors import HeadraceError
+from headrace.execution.metrics import EngineMetrics
+from headrace.server.errors import DeadlineError, DrainingError, EngineDeadError, UnavailableError
+from headrace.server.observer import Observer, PromptObserver
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+State = Literal["serving", "draining", "dead"]
+STATES: tuple[State, ...] = get_args(State)
+
+SNAPSHOT_S = 0.05  # the figures are at most so old while the engine works
+_WORKERS = 4  # threads for tokenising and for grammars
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a request.
+
+    Attributes:
+        ids: its tokens.
+        params: how it is continued.
+        cache_salt: cached prefixes are shared with those of the same salt.
+    """
+
+    ids: Sequence[int]
+    params: RequestParams
+    cache_salt: str | None = None
+
+
+class Bridge:
+    """Drives an engine in its own thread. All methods are for the event loop's thread.
+
+    Between two steps the engine's thread takes what was posted: new requests, aborts, calls. After a step it hands all
+    outputs to the loop at once. Nothing on the loop ever waits for a step by blocking.
+
+    Attributes:
+        engine: whose `config`, `tokenizer` and `check` any thread may use; the rest belongs to the engine's thread.
+        state: "serving"; "draining" takes no new requests; "dead" after a step failed or did not end.
+        snapshot: the engine's figures, refreshed while it works and when it becomes idle.
+        observer: is told of every prompt; None for nobody.
+    """
+
+    def __init__(
+        self, engine: Engine, *, step_timeout_s: float = 300.0, request_timeout_s: float | None = None
+    ) -> None:
+        self.engine = engine
+        self.state: State = "serving"
+        self.snapshot: EngineMetrics = engine.metrics
+        self.observer: Observer | None = None
+        self._step_timeout_s, self._request_timeout_s = step_timeout_s, request_timeout_s
+        self._ids = itertools.count()
+        self._generations: dict[str, tuple[Generation, int]] = {}  # engine request id -> whose, and which prompt
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wanted = threading.Condition()
+        self._stopping = False
+        self._step_began: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
+        self._death: EngineDeadError | None = None
+        self._snapshot_at = 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        """Starts the engine's thread; its outputs go to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._watchdog = self._loop.create_task(self._watch())
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes no more requests, waits for those that are there, and after `grace_s` seconds ends them."""
+        if self.state == "serving":
+            self.state = "draining"
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace_s)
+        except TimeoutError:
+            self._fail_all(DrainingError("the server is shutting down; the answer is not complete"))
+
+    async def stop(self) -> bool:
+        """Ends the engine's thread and returns whether it did end: a step that hangs cannot be stopped."""
+        self._watchdog.cancel()
+        self._stopping = True
+        self._wake()
+        await asyncio.to_thread(self._thread.join, 5.0)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        return not self._thread.is_alive()
+
+    def generate(self, prompts: Sequence[Prompt]) -> Generation:
+        """A request of one or more prompts; see `Generation`."""
+        return Generation(self, prompts)
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """Runs a function in the engine's thread between two steps.
+
+        Raises:
+            UnavailableError: the engine is dead. And what the function raises, which does not harm the engine.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                result = function(self.engine)
+            except Exception as error:
+                self._on_loop(_set_exception, future, error)
+            else:
+                self._on_loop(_set_result, future, result)
+
+        self._calls.add(future)
+        try:
+            self._post(run)
+            return await future
+        finally:
+            self._calls.discard(future)
+
+    async def prepare(self, function: Callable[..., T], *args: Any) -> T:
+        """Runs host work such as tokenising in a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
+
+    def check_available(self) -> None:
+        """Raises UnavailableError where no new request can be taken."""
+        if self._death is not None:
+            raise self._death
+        if self.state != "serving":
+            raise DrainingError("the server is shutting down")
+
+    # -- requests, called by Generation
+
+    def _begin(self, generation: Generation) -> asyncio.Future[None]:
+        """Posts a generation's prompts; the future tells whether the engine took them."""
+        self.check_available()
+        generation.request_ids = [f"g{next(self._ids)}" for _ in generation.prompts]
+        if self.observer is not None:
+            generation.observers = [self.observer.on_arrival(len(p.ids), p.params) for p in generation.prompts]
+        self._generations.update({name: (generation, i) for i, name in enumerate(generation.request_ids)})
+        self._idle.clear()
+        accepted: asyncio.Future[None] = self._loop.create_future()
+        self._calls.add(accepted)
+        accepted.add_done_callback(self._calls.discard)
+
+        def add() -> None:
+            added = []
+            try:
+                for request_id, prompt in zip(generation.request_ids, generation.prompts, strict=True):
+                    self.engine.add(request_id, prompt.ids, prompt.params, cache_salt=prompt.cache_salt)
+                    added.append(request_id)
+            except Exception as error:  # refused as a whole
+                self._abort(added)
+                self._on_loop(_set_exception, accepted, error)
+            else:
+                self._on_loop(_set_result, accepted, None)
+
+        self._post(add)
+        return accepted
+
+    def _start_timer(self, generation: Generation) -> asyncio.TimerHandle | None:
+        limit = self._request_timeout_s
+        if limit is None:
+            return None
+        error = DeadlineError(f"the request took longer than the {limit:g} s that the server allows")
+        return self._loop.call_later(limit, generation.fail, error)
+
+    def _end(self, generation: Generation) -> None:
+        """Forgets a generation; what still runs of it is aborted before the next step."""
+        generation.end_observation()
+        left = [i for i in generation.request_ids if self._generations.pop(i, None) is not None]
+        if left and not generation.is_over and self._death is None:
+            self._post(lambda: self._abort(left))
+        if not self._generations:
+            self._idle.set()
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+
+    # -- the loop's side of what the engine's thread says
+
+    def _deliver(self, outputs: list[TokenOutput], now: float) -> None:
+        for output in outputs:
+            generation, index = self._generations.get(output.request_id, (None, 0))
+            if generation is not None:
+                generation.receive(index, output, now)
+
+    def _fail_all(self, error: UnavailableError) -> None:
+        for generation in {generation for generation, _ in self._generations.values()}:
+            generation.fail(error)
+        for future in [*self._calls]:
+            _set_exception(future, error)
+
+    def _die(self, error: EngineDeadError) -> None:
+        if self._death is None:
+            self._death, self.state = error, "dead"
+            self._fail_all(error)
+
+    async def _watch(self) -> None:
+        """Declares the engine dead when a step does not end."""
+        while True:
+            await asyncio.sleep(min(1.0, self._step_timeout_s / 4))
+            began = self._step_began
+            if began is not None and time.monotonic() - began > self._step_timeout_s:
+                log.error("a step has not ended for %.0f s: the engine is dead", self._step_timeout_s)
+                self._die(EngineDeadError("the engine hangs; the server must be started again"))
+                return
+
+    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop was closed: nobody is there to be told
+            if not self._loop.is_closed():
+                raise
+
+    # -- the engine's thread
+
+    def _post(self, command: Callable[[], Any]) -> None:
+        if self._death is not None:
+            raise self._death
+        with self._wanted:
+            self._commands.append(command)
+            self._wanted.notify()
+
+    def _wake(self) -> None:
+        with self._wanted:
+            self._wanted.notify()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_commands()
+                self._step()
+        except BaseException as error:
+            log.exception("a step failed: the engine is dead")
+            self._on_loop(
+                self._die,
+                EngineDeadError(f"the engine has failed ({type(error).__name__}); the server must be started again"),
+            )
+
+    @property
+    def _has_work(self) -> bool:
+        return self.engine.has_unfinished and not self.engine.is_paused
+
+    def _take_commands(self) -> None:
+        """Runs what was posted; waits for something if there is nothing to do."""
+        if not self._has_work and not self._commands:
+            self.snapshot = self.engine.metrics
+            with self._wanted:
+                self._wanted.wait_for(lambda: self._commands or self._stopping)
+        while self._commands:
+            self._commands.popleft()()
+
+    def _step(self) -> None:
+        if not self._has_work:
+            return
+        self._step_began = now = time.monotonic()
+        outputs = self.engine.step()
+        self._step_began = None
+        if outputs:
+            self._on_loop(self._deliver, outputs, time.perf_counter())
+        if now - self._snapshot_at > SNAPSHOT_S:
+            self.snapshot, self._snapshot_at = self.engine.metrics, now
+
+
+class Generation:
+    """One request's outputs as an async iterator, inside `async with`.
+
+    Entering waits until the engine has taken the prompts. Each item is a list of (index of the prompt, output): all
+    that became known since the last one, so a slow reader gets longer lists and loses nothing. The end comes when all
+    choices of all prompts have ended. Leaving early aborts what still runs before the engine's next step.
+
+    Raises, on entering:
+        RequestError, QueueFullError: the engine refuses the request; nothing of it is queued.
+        UnavailableError: the server is shutting down or the engine is dead; also while iterating.
+    """
+
+    def __init__(self, bridge: Bridge, prompts: Sequence[Prompt]) -> None:
+        self.prompts = prompts
+        self.request_ids: list[str] = []
+        self.observers: list[PromptObserver] = []  # of the prompts, or none at all
+        self._bridge = bridge
+        self._waiting: list[tuple[int, TokenOutput]] = []
+        self._open = sum(prompt.params.n for prompt in prompts)  # choices that have not ended
+        self._news = asyncio.Event()
+        self._error: UnavailableError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._timer = self._bridge._start_timer(self)
+            await self._bridge._begin(self)
+        except BaseException as error:
+            if isinstance(error, HeadraceError):
+                self.observers = []  # refused
+            self._bridge._end(self)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bridge._end(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __aiter__(self) -> AsyncIterator[list[tuple[int, TokenOutput]]]:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, TokenOutput]]:
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self.is_over:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all choices have ended by themselves."""
+        return self._open == 0
+
+    def receive(self, index: int, output: TokenOutput, now: float) -> None:
+        """An output of one of the prompts, which the engine had at `now`; from the bridge."""
+        if self.observers:
+            self.observers[index].on_output(output, now)
+        if output.finish_reason is not None:
+            self._open -= 1
+        self._waiting.append((index, output))
+        self._news.set()
+
+    def end_observation(self) -> None:
+        """Whatever has not ended is not going to."""
+        reason = "error" if isinstance(self._error, EngineDeadError) else "abort"
+        for observer in self.observers:
+            observer.on_finish(reason, time.perf_counter())
+
+    def fail(self, error: UnavailableError) -> None:
+        """Nothing more will come."""
+        self._error = error
+        self._news.set()
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,1 @@
+"""The endpoints, one router per file."""

@@ -1,0 +1,1 @@
+"""What requests look like, as pydantic models."""

@@ -1,0 +1,119 @@
+"""Answers that stream, and answers that end when nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.server.errors import as_api_error
+
+T = TypeVar("T")
+Event = dict[str, Any] | bytes  # bytes are sent as they are
+
+DONE = b"data: [DONE]\n\n"
+CLIENT_GONE = 499
+# Proxies must neither keep events back nor keep them.
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def to_json(value: Any) -> str:
+    """JSON as it goes over the wire."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def data_line(value: Any) -> bytes:
+    """One server-sent event."""
+    return f"data: {to_json(value)}\n\n".encode()
+
+
+class EventStream(Response):
+    """A stream of server-sent events, made of what a generator yields; it is closed as soon as the client hangs up.
+
+    The first event is awaited before the answer begins, so that a request that is refused gets a status. A failure
+    after that becomes an event of its own. `done` is sent at the end in any case.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[Event, None],
+        *,
+        done: bytes = DONE,
+        error_event: Callable[[BaseException], bytes] = lambda error: data_line(as_api_error(error).body),
+    ) -> None:
+        super().__init__(None, headers=HEADERS)
+        del self.headers["content-length"]
+        self._events, self._done, self._error_event = events, done, error_event
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await _until_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        try:
+            first = await anext(self._events, None)
+        except Exception as error:
+            known = as_api_error(error)
+            await _send_json(send, known.status_code, known.body, known.headers or {})
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            if first is not None:
+                await send(_body(_encoded(first)))
+            async for event in self._events:
+                await send(_body(_encoded(event)))
+        except Exception as error:
+            await send(_body(self._error_event(error)))
+        await send({"type": "http.response.body", "body": self._done, "more_body": False})
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
+    """The answer whose body some work gives; the work is cancelled when the client hangs up."""
+    done, body = await _until_gone(request.receive, work)
+    if not done:
+        return Response(status_code=CLIENT_GONE)  # which nobody reads; the log does
+    return Response(to_json(body), media_type="application/json")
+
+
+async def _until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> tuple[bool, T | None]:
+    """Whether some work came to its end before the client hung up, and its result."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return True, task.result()
+        return False, None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        # What the work holds is given back before anything else happens.
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _encoded(event: Event) -> bytes:
+    return event if isinstance(event, bytes) else data_line(event)
+
+
+def _body(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+async def _send_json(send: Callable[[Message], Awaitable[None]], status: int, body: Any, headers: Any) -> None:
+    data = to_json(body).encode()
+    lines = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    lines += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": data, "more_body": False})
