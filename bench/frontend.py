@@ -3,13 +3,13 @@
 PYTHONPATH=tests python bench/frontend.py MODEL [--json FILE]      our server over an engine that answers at once
 python bench/frontend.py --url URL --pid PID [--json FILE]         any other; PID is its process that speaks HTTP
 
-The server has core 0, the load generator core 1 (put other processes of another server there too). Four loads, three rounds each, medians: answers of one
-token, plain and streamed, and of 256 tokens, plain and streamed; always 64 at once. The processor time is that of the
-server's process alone. Of another server whose engine has processes of its own that engine is not counted, and requests
-per second say nothing of its front as long as the front waits for the engine.
+The server has core 0, the load generator core 1 (put other processes of another server there too). Four loads, three
+rounds each, medians: answers of one token, plain and streamed, and of 256 tokens, the same; always 64 requests at once.
+The processor time is that of the server's process alone. Of another server whose engine has processes of its own that
+engine is not counted, and requests per second say nothing of its front as long as the front waits for the engine.
 
-Our engine here is all of the host's work but the policy and the device: intake, detokenising, stop strings, outputs. Every
-step gives each request a token, and waits until the loop has sent it, so that every token is an event of its own.
+Our engine here is all of the host's work but the policy and the device: intake, detokenising, stop strings, outputs.
+Every step gives each request a token, and waits until the loop has sent it, so that every token is an event of its own.
 """
 
 from __future__ import annotations
