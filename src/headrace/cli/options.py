@@ -90,6 +90,8 @@ SERVER = {
     "request_timeout_s": (float, "Seconds after which an unfinished request ends with an error."),
     "grace_s": (float, "Seconds that running requests may take after SIGTERM."),
     "step_timeout_s": (float, "Seconds after which a step that does not end counts as the engine's death."),
+    "tool_parser": (str, "How the model writes tool calls: auto, hermes, llama3, mistral or json."),
+    "separate_reasoning": (bool, "Return the model's reasoning apart from the answer."),
     "log_format": (str, "text or json: a line for each request and for whatever else there is to say."),
     "log_level": (str, "debug, info, warning or error."),
     "otlp_traces_endpoint": (str, "URL that OpenTelemetry spans are sent to; needs headrace[otel]."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -9,6 +10,8 @@ from headrace.cli.load import load
 from headrace.server.logs import configure
 from headrace.server.options import ServerOptions
 from headrace.server.run import bind, serve
+
+log = logging.getLogger(__name__)
 
 # As many requests may wait by default: at some hundred per minute the last one still has its turn.
 MAX_QUEUED_REQUESTS = 1024
@@ -20,15 +23,23 @@ def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> No
     options = ServerOptions(**given)
     configure(options.log_format, options.log_level)
     listener = bind(options)
-    llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine})
+    llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine}, describe=False)
     host, port = listener.getsockname()[:2]
-    print(_ready(host, port, (options.served_model_names or (model,))[0], llm.has_chat_template), file=sys.stderr)
+    name, base = (options.served_model_names or (model,))[0], _base(host, port)
+    if options.log_format == "json":
+        log.info("serving", extra={"fields": {"model": name, "url": base}})
+    else:
+        print(_ready(base, name, llm.has_chat_template), file=sys.stderr)
     serve(llm.engine, options, listener)
 
 
-def _ready(host: str, port: int, model: str, chats: bool) -> str:
+def _base(host: str, port: int) -> str:
+    """The server's address as this machine sees it."""
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _ready(base: str, model: str, chats: bool) -> str:
     """The ready line and a request that works as it is printed."""
-    base = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
     path, what = "/v1/completions", '"prompt": "The capital of France is"'
     if chats:
         path = "/v1/chat/completions"

@@ -124,6 +124,14 @@ class Request:
             return self.pooler.num_taken
         return self.num_prompt - self.num_unscored - 1 if self.num_unscored else self.num_tokens
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string, or the one of `stop_token_ids`, that ended the request; None for any other end."""
+        if self.stop.found is not None:
+            return self.stop.found
+        last = self.token_ids[-1]
+        return last if self.finish_reason == "stop" and last in self.params.stop_token_ids else None
+
     def append(self, token: int) -> str:
         """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
 

@@ -12,9 +12,17 @@ from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
 from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
-from headrace.server.routes import completions, health, metrics, models
+from headrace.server.routes import chat, completions, health, messages, metrics, models, responses
 
-ROUTERS = (completions.router, models.router, health.router, metrics.router)
+ROUTERS = (
+    completions.router,
+    chat.router,
+    responses.router,
+    messages.router,
+    models.router,
+    health.router,
+    metrics.router,
+)
 
 
 class App(FastAPI):
@@ -23,7 +31,9 @@ class App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """All middleware, with the observer around it."""
         server: Server = self.state.server
-        return Observe(super().build_middleware_stack(), server.metrics, server.tracing)
+        declared = [getattr(route, "path", "{") for router in ROUTERS for route in router.routes]
+        paths = [path for path in declared if "{" not in path]
+        return Observe(super().build_middleware_stack(), server.metrics, server.tracing, paths)
 
 
 def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:

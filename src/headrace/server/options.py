@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 from headrace.server.logs import LogFormat, LogLevel, check_log_options
+from headrace.text.tools.formats import tool_format
 
 MAX_PORT = 65535
 
@@ -22,6 +23,8 @@ class ServerOptions:
         request_timeout_s: seconds after which an unfinished request ends with an error; None for no limit.
         grace_s: seconds that running requests may take after SIGTERM.
         step_timeout_s: seconds after which a step that does not end counts as the engine's death.
+        tool_parser: the form in which the model writes tool calls: auto, hermes, llama3, mistral or json.
+        separate_reasoning: chats return the model's reasoning apart from the answer, unless a request says otherwise.
         log_format: lines of the log are "text" or "json".
         log_level: least that is logged: "debug", "info", "warning" or "error".
         otlp_traces_endpoint: URL that spans are sent to, as in http://localhost:4318/v1/traces; needs `headrace[otel]`.
@@ -35,6 +38,8 @@ class ServerOptions:
     request_timeout_s: float | None = None
     grace_s: float = 30.0
     step_timeout_s: float = 300.0
+    tool_parser: str = "auto"
+    separate_reasoning: bool = False
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     otlp_traces_endpoint: str | None = None
@@ -51,4 +56,5 @@ class ServerOptions:
             raise ConfigError(f"grace_s: must be at least 0, not {self.grace_s}")
         if not self.step_timeout_s > 0:
             raise ConfigError(f"step_timeout_s: must be more than 0, not {self.step_timeout_s}")
+        tool_format(self.tool_parser, "")
         check_log_options(self.log_format, self.log_level)

@@ -41,7 +41,7 @@ def bind(options: ServerOptions) -> socket.socket:
 def serve(engine: Engine, options: ServerOptions, listener: socket.socket) -> None:
     """Serves until SIGTERM or SIGINT. The first lets running requests end, for `grace_s` seconds; the second exits at
     once."""
-    with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto").get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()) as runner:
         ended = runner.run(serve_on(engine, options, listener))
     if not ended:
         # A step hangs in its thread, and the interpreter would wait for it.

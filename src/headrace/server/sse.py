@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.server.errors import as_api_error
+from headrace.server.errors import as_api_error, error_response
 
 T = TypeVar("T")
 Event = dict[str, Any] | bytes  # bytes are sent as they are
@@ -32,6 +32,11 @@ def to_json(value: Any) -> str:
 def data_line(value: Any) -> bytes:
     """One server-sent event."""
     return f"data: {to_json(value)}\n\n".encode()
+
+
+def named_event(event: dict[str, Any]) -> bytes:
+    """One server-sent event whose name is its "type"."""
+    return f"event: {event['type']}\ndata: {to_json(event)}\n\n".encode()
 
 
 class EventStream(Response):
@@ -56,14 +61,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await _until_gone(receive, self._send(send))
+            await _until_gone(receive, self._send(scope, receive, send))
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = await anext(self._events, None)
         except Exception as error:
-            known = as_api_error(error)
-            await _send_json(send, known.status_code, known.body, known.headers or {})
+            await error_response(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
@@ -110,11 +114,3 @@ def _encoded(event: Event) -> bytes:
 
 def _body(data: bytes) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": True}
-
-
-async def _send_json(send: Callable[[Message], Awaitable[None]], status: int, body: Any, headers: Any) -> None:
-    data = to_json(body).encode()
-    lines = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    lines += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": data, "more_body": False})
