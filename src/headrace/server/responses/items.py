@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
+from headrace.server.ids import new_id
+
 Event = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
 
