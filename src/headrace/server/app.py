@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.server.bridge import Bridge
 from headrace.server.context import Server
@@ -43,6 +44,11 @@ ROUTERS = (
 
 class App(FastAPI):
     """The application inside of what observes it: nothing that happens to a request goes unseen."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request. FastAPI's own telemetry, which would ask OpenTelemetry and the environment each time, is
+        left out: `Observe` does that."""
+        await Starlette.__call__(self, scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
         """All middleware, with the observer around it."""

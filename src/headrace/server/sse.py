@@ -17,6 +17,7 @@ from headrace.server.errors import as_api_error, error_response
 T = TypeVar("T")
 Event = dict[str, Any] | bytes  # bytes are sent as they are
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one for each event
 DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499
 # Proxies must neither keep events back nor keep them.
@@ -25,7 +26,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 def to_json(value: Any) -> str:
     """JSON as it goes over the wire."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def data_line(value: Any) -> bytes:
