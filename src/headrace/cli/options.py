@@ -87,9 +87,18 @@ SERVER = {
     "served_model_names": (list[str], "What clients may call the model; may be given several times."),
     "max_body_bytes": (int, "Longest request body."),
     "max_prompts": (int, "Most prompts of one request."),
+    "max_n": (int, "Most choices for one prompt."),
+    "max_stops": (int, "Most stop strings of one request."),
+    "max_schema_chars": (int, "Longest schema, grammar or list of tools of one request."),
     "request_timeout_s": (float, "Seconds after which an unfinished request ends with an error."),
     "grace_s": (float, "Seconds that running requests may take after SIGTERM."),
     "step_timeout_s": (float, "Seconds after which a step that does not end counts as the engine's death."),
+    "api_key": (list[str], "Key that clients have to show; may be given several times, or as HEADRACE_API_KEY."),
+    "api_key_file": (Path, "File with such keys, one on each line."),
+    "admin_key": (str, "Key of the routes below /admin/, which need one; or as HEADRACE_ADMIN_KEY."),
+    "metrics_without_key": (bool, "Leave /metrics open where there are keys."),
+    "cors_origins": (list[str], "Origin of web pages that may use the API, or *; may be given several times."),
+    "allowed_hosts": (list[str], "Host name that URLs of requests may have, or *; may be given several times."),
 }
 
 Model = Annotated[str, typer.Argument(help="Known name, .gguf file, Hugging Face folder or hub id.")]

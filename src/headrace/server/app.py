@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from headrace.server.bridge import Bridge
 from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
+from headrace.server.middleware import add_middleware
 from headrace.server.options import ServerOptions
 from headrace.server.routes import completions, health, models
 
@@ -27,6 +28,7 @@ def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:
     )
     app.state.server = Server.of(bridge, options)
     add_error_handlers(app)
+    add_middleware(app, options)
     for router in ROUTERS:
         app.include_router(router)
     return app
