@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2
 HOST ?= 127.0.0.1
 PORT ?= 8000
+# Files of tests are spread over the cores; more processes would compile the same tiny models again.
+WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PROMPT ?= What is the capital of France?
 
 # Through the environment as they are, so that neither make nor the shell reads anything into a prompt.
@@ -36,7 +38,7 @@ run: install
 
 test: dev
 	@echo "headrace: running all tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(WORKERS)
 
 soak: dev
 	@echo "headrace: running random load"
@@ -51,7 +53,7 @@ check: dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(WORKERS)
 
 format: dev
 	@$(BIN)/ruff format .

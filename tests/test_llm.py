@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -202,7 +203,7 @@ BAD_PROMPTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=repr)
+@pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=lambda prompt: re.sub(r" at 0x\w+", "", repr(prompt)))
 def test_a_wrong_prompt_is_a_request_error(llm: LLM, prompt: Any) -> None:
     if isinstance(prompt, list) and not prompt:
         prompt = [prompt]

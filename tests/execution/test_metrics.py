@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from headrace.benchmark.device import profiled
 from headrace.benchmark.workload import run_steps
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.execution.metrics import PHASES, StepMetrics
+from headrace.execution.histogram import Histogram
+from headrace.execution.metrics import PHASES, StepCounters, StepMetrics, StepTimes
 from headrace.sampling.params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
 from tiny import SMALL, FailsOnce, run, tiny_engine, tiny_manager
@@ -181,3 +183,46 @@ def test_x13_what_a_step_moves_does_not_grow_with_max_model_len(tiny_folder: Pat
         return [(s.bucket, s.h2d_bytes, s.d2h_bytes) for s in steps_of(engine)]
 
     assert moved(8 * 1024) == moved(128 * 1024)
+
+
+def step_at(*times: float, tokens: int = 1) -> StepMetrics:
+    return StepMetrics((8, 2), 1, tokens, 1, StepTimes(*times), 1, 4, 1, 4)
+
+
+def test_x13_the_time_of_a_step_and_of_an_idle_device_are_told_from_having_nothing_to_do() -> None:
+    counters = StepCounters()
+    #                     start scheduled prepared dispatched reading read committed
+    counters.add(step_at(100.0, 100.1, 100.25, 100.3, 100.3, 101.0, 101.5))  # waits for schedule and prepare
+    assert (counters.idle_seconds, counters.step_seconds.total) == (0.25, 1.5)
+    counters.add(step_at(101.5, 101.6, 101.75, 101.8, 101.8, 102.0, 102.25))  # 0.5 of commit, 0.25 as before
+    assert (counters.idle_seconds, counters.step_seconds.total) == (1.0, 2.25)
+    counters.add(step_at(110.0, 110.1, 110.25, 110.3, 110.3, 111.0, 111.0))  # 7.75 s without a request do not count
+    assert (counters.idle_seconds, counters.step_seconds.total) == (1.5, 3.25)
+    counters.add(step_at(110.5, 110.6, 110.75, 110.8, 111.0, 112.0, 112.0, tokens=9))  # launched during the last one
+    assert (counters.idle_seconds, counters.step_seconds.total) == (1.5, 4.25)
+    assert sum(counters.step_seconds.counts) == counters.steps == 4
+    assert counters.step_tokens.counts[:4] == [3, 0, 1, 0]  # 1, 1, 1 and 9, of at most 1, 8, 16 and 32
+
+
+def test_x13_a_value_is_counted_in_the_first_range_that_holds_it() -> None:
+    histogram = Histogram((1, 8))
+    for value in (0, 1, 1.5, 8, 8.5):
+        histogram.observe(value)
+    copy = histogram.copy()
+    histogram.observe(1)
+    assert (copy.counts, copy.total) == ([2, 2, 1], 19.0)
+    assert (histogram.counts, histogram.total) == ([3, 2, 1], 20.0)
+
+
+def test_x13_an_output_says_when_its_request_got_a_slot(tiny_folder: Path) -> None:
+    engine = tiny_engine(tiny_folder, **{**SMALL, "max_num_seqs": 1})
+    engine.add("a", [5] * 5, greedy(3))
+    engine.add("b", [6] * 5, greedy(3))
+    before, seen = perf_counter(), {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            assert output.scheduled == seen.setdefault(output.request_id, output.scheduled)
+            if output.request_id == "a":
+                ended = perf_counter()
+    assert before < seen["a"] < ended
+    assert seen["a"] < seen["b"] < perf_counter(), "there is one slot"

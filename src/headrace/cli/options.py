@@ -99,6 +99,9 @@ SERVER = {
     "metrics_without_key": (bool, "Leave /metrics open where there are keys."),
     "cors_origins": (list[str], "Origin of web pages that may use the API, or *; may be given several times."),
     "allowed_hosts": (list[str], "Host name that URLs of requests may have, or *; may be given several times."),
+    "log_format": (str, "text or json: a line for each request and for whatever else there is to say."),
+    "log_level": (str, "debug, info, warning or error."),
+    "otlp_traces_endpoint": (str, "URL that OpenTelemetry spans are sent to; needs headrace[otel]."),
 }
 
 Model = Annotated[str, typer.Argument(help="Known name, .gguf file, Hugging Face folder or hub id.")]

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from headrace.cli.load import load
+from headrace.server.logs import configure
 from headrace.server.options import ServerOptions
 from headrace.server.run import bind, serve
 
@@ -17,6 +18,7 @@ def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> No
     """Loads a model and serves it until a signal ends it."""
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
     options = ServerOptions(**given)
+    configure(options.log_format, options.log_level)
     listener = bind(options)
     llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine})
     host, port = listener.getsockname()[:2]

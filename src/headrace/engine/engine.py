@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -47,6 +46,7 @@ class TokenOutput:
         prompt_logprobs: of the prompt's tokens, None for the first, where they are asked for; with the first output of
             choice 0.
         embedding: [hidden] float32, for a request with `PoolingParams`: with its only output, which has no token.
+        scheduled: when the request first got a slot, in seconds of `time.perf_counter`; None if it never did.
     """
 
     request_id: str
@@ -59,6 +59,7 @@ class TokenOutput:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embedding: np.ndarray | None = field(default=None, compare=False)
+    scheduled: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Engine:
         """The figures of now, as a copy."""
         return EngineMetrics(
             last_step=self.last_step,
-            counters=deepcopy(self._counters),
+            counters=self._counters.copy(),
             compilations=self.manager.compilations_while_serving,
             preemptions=self.scheduler.num_preemptions,
             waiting=len(self.scheduler.waiting),
@@ -457,4 +458,5 @@ def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLo
         logprobs,
         None if request.num_unscored else scored,  # of a request that was aborted not all may be known
         request.pooler.embedding() if request.pooler is not None and request.finish_reason == "stop" else None,
+        request.scheduled,
     )

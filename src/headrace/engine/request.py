@@ -51,6 +51,7 @@ class Request:
         num_registered_pages: how many of them others can find, or could not be added.
         node: the last of those in the prefix cache; None while waiting.
         num_cached: tokens that were found in the prefix cache at first; None while it has never run.
+        scheduled: when it first got a slot, in seconds of `time.perf_counter`.
         was_preempted: it gave its pages back because there were too few.
         has_all_pages: it holds pages for all that it may become.
         num_in_flight: tokens that launched steps sample but the host has not read.
@@ -82,6 +83,7 @@ class Request:
     num_registered_pages: int = 0
     node: PrefixNode | None = None
     num_cached: int | None = None
+    scheduled: float | None = None
     was_preempted: bool = False
     has_all_pages: bool = False
     num_computed: int = 0

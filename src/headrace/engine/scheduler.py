@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 
@@ -246,7 +247,7 @@ class Scheduler:
         request.node = found[-1] if found else self._prefix.root
         request.num_registered_pages = len(shared)
         if request.num_cached is None:
-            request.num_cached = request.num_computed
+            request.num_cached, request.scheduled = request.num_computed, perf_counter()
             self._prefix.count(request.num_tokens, request.num_computed)
         return True
 

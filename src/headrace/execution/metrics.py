@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
 from headrace.execution.buckets import Bucket
+from headrace.execution.histogram import Histogram
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.transfer import TransferCounts
 
 PHASES = ("schedule", "prepare", "dispatch", "wait", "commit")
+# Upper ends of the ranges that steps are counted in.
+STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class StepTimes(NamedTuple):
@@ -51,6 +55,7 @@ class StepMetrics:
         rows: requests that took part.
         tokens: tokens computed.
         sampled: rows that sampled a token.
+        drafts: rows with guessed tokens.
         drafted, accepted: tokens that were guessed, and output tokens that they brought besides those of `sampled`.
         times: when what happened.
         h2d_transfers, h2d_bytes: from the host to the device.
@@ -68,6 +73,7 @@ class StepMetrics:
     d2h_transfers: int
     d2h_bytes: int
     ranks: int = 1
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -99,27 +105,40 @@ class StepCounters(TransferCounts):
         steps: how many.
         tokens_computed: prompt tokens and decoded ones, also those computed anew.
         tokens_sampled: rows that sampled.
+        drafts: rows with guessed tokens.
         drafted_tokens, accepted_tokens: tokens that were guessed, and output tokens that they brought besides those of
             `tokens_sampled`. A right guess after a request's end brings nothing.
         padded_tokens: tokens that were computed for nobody.
         seconds: of each of `PHASES`.
+        idle_seconds: in which the device had no step while the host worked on one; more may be hidden where the host
+            reads a step late.
+        step_seconds: what each step took from its start, or the end of the step before, to its end; the sum is the time
+            in which there was anything to do.
+        step_tokens: what each step computed for somebody.
         steps_by_bucket: steps per (tokens, requests).
     """
 
     steps: int = 0
     tokens_computed: int = 0
     tokens_sampled: int = 0
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     padded_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    idle_seconds: float = 0.0
+    step_seconds: Histogram = field(default_factory=lambda: Histogram(STEP_SECONDS))
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
     steps_by_bucket: Counter[Bucket] = field(default_factory=Counter)
+    _read: float = 0.0  # when the tokens of the last step were, and when it was over
+    _committed: float = 0.0
 
     def add(self, step: StepMetrics) -> None:
         """Counts a step."""
         self.steps += 1
         self.tokens_computed += step.tokens
         self.tokens_sampled += step.sampled
+        self.drafts += step.drafts
         self.drafted_tokens += step.drafted
         self.accepted_tokens += step.accepted
         self.padded_tokens += step.padding
@@ -130,6 +149,27 @@ class StepCounters(TransferCounts):
         self.steps_by_bucket[step.bucket] += 1
         for name, (begin, end) in step.times.phases.items():
             self.seconds[name] += end - begin
+        self._add_times(step.times)
+        self.step_tokens.observe(step.tokens)
+
+    def _add_times(self, times: StepTimes) -> None:
+        if self.steps > 1:
+            nothing_to_do = max(times.start - self._committed, 0.0)
+            self.idle_seconds += max(times.prepared - self._read - nothing_to_do, 0.0)
+        else:
+            self.idle_seconds += times.prepared - times.start
+        self.step_seconds.observe(times.committed - max(times.start, self._committed))
+        self._read, self._committed = times.read, times.committed
+
+    def copy(self) -> StepCounters:
+        """The sums of now, which later steps do not change."""
+        return replace(
+            self,
+            seconds=self.seconds.copy(),
+            step_seconds=self.step_seconds.copy(),
+            step_tokens=self.step_tokens.copy(),
+            steps_by_bucket=self.steps_by_bucket.copy(),
+        )
 
 
 @dataclass(frozen=True)
@@ -206,6 +246,7 @@ class StepMeter:
             d2h_transfers=t.d2h_transfers - count,
             d2h_bytes=t.d2h_bytes - size,
             ranks=self._ranks,
+            drafts=int(np.count_nonzero(step.samples > 1)),
             drafted=sum(step.samples.tolist()) - sampled,
             accepted=accepted,
         )

@@ -5,20 +5,31 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from headrace.server.bridge import Bridge
 from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
 from headrace.server.middleware import add_middleware
+from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
-from headrace.server.routes import completions, health, models
+from headrace.server.routes import completions, health, metrics, models
 
-ROUTERS = (completions.router, models.router, health.router)
+ROUTERS = (completions.router, models.router, health.router, metrics.router)
+
+
+class App(FastAPI):
+    """The application inside of what observes it: nothing that happens to a request goes unseen."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """All middleware, with the observer around it."""
+        server: Server = self.state.server
+        return Observe(super().build_middleware_stack(), server.metrics, server.tracing)
 
 
 def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:
     """The application that serves an engine; the bridge is started and stopped by the caller."""
-    app = FastAPI(
+    app = App(
         title="Headrace",
         version=version("headrace"),
         description="OpenAI-compatible LLM inference",

@@ -12,17 +12,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from headrace.engine.engine import Engine, TokenOutput
 from headrace.engine.intake import RequestParams
+from headrace.errors import HeadraceError
 from headrace.execution.metrics import EngineMetrics
 from headrace.server.errors import DeadlineError, DrainingError, EngineDeadError, UnavailableError
+from headrace.server.observer import Observer, PromptObserver
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 State = Literal["serving", "draining", "dead"]
+STATES: tuple[State, ...] = get_args(State)
 
 SNAPSHOT_S = 0.05  # the figures are at most so old while the engine works
 _WORKERS = 4  # threads for tokenising and for grammars
@@ -53,6 +56,7 @@ class Bridge:
         engine: whose `config`, `tokenizer` and `check` any thread may use; the rest belongs to the engine's thread.
         state: "serving"; "draining" takes no new requests; "dead" after a step failed or did not end.
         snapshot: the engine's figures, refreshed while it works and when it becomes idle.
+        observer: is told of every prompt; None for nobody.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Bridge:
         self.engine = engine
         self.state: State = "serving"
         self.snapshot: EngineMetrics = engine.metrics
+        self.observer: Observer | None = None
         self._step_timeout_s, self._request_timeout_s = step_timeout_s, request_timeout_s
         self._ids = itertools.count()
         self._generations: dict[str, tuple[Generation, int]] = {}  # engine request id -> whose, and which prompt
@@ -144,6 +149,8 @@ class Bridge:
         """Posts a generation's prompts; the future tells whether the engine took them."""
         self.check_available()
         generation.request_ids = [f"g{next(self._ids)}" for _ in generation.prompts]
+        if self.observer is not None:
+            generation.observers = [self.observer.on_arrival(len(p.ids), p.params) for p in generation.prompts]
         self._generations.update({name: (generation, i) for i, name in enumerate(generation.request_ids)})
         self._idle.clear()
         accepted: asyncio.Future[None] = self._loop.create_future()
@@ -174,8 +181,9 @@ class Bridge:
 
     def _end(self, generation: Generation) -> None:
         """Forgets a generation; what still runs of it is aborted before the next step."""
+        generation.end_observation()
         left = [i for i in generation.request_ids if self._generations.pop(i, None) is not None]
-        if left and self._death is None:
+        if left and not generation.is_over and self._death is None:
             self._post(lambda: self._abort(left))
         if not self._generations:
             self._idle.set()
@@ -186,11 +194,11 @@ class Bridge:
 
     # -- the loop's side of what the engine's thread says
 
-    def _deliver(self, outputs: list[TokenOutput]) -> None:
+    def _deliver(self, outputs: list[TokenOutput], now: float) -> None:
         for output in outputs:
             generation, index = self._generations.get(output.request_id, (None, 0))
             if generation is not None:
-                generation.receive(index, output)
+                generation.receive(index, output, now)
 
     def _fail_all(self, error: UnavailableError) -> None:
         for generation in {generation for generation, _ in self._generations.values()}:
@@ -265,7 +273,7 @@ class Bridge:
         outputs = self.engine.step()
         self._step_began = None
         if outputs:
-            self._on_loop(self._deliver, outputs)
+            self._on_loop(self._deliver, outputs, time.perf_counter())
         if now - self._snapshot_at > SNAPSHOT_S:
             self.snapshot, self._snapshot_at = self.engine.metrics, now
 
@@ -285,6 +293,7 @@ class Generation:
     def __init__(self, bridge: Bridge, prompts: Sequence[Prompt]) -> None:
         self.prompts = prompts
         self.request_ids: list[str] = []
+        self.observers: list[PromptObserver] = []  # of the prompts, or none at all
         self._bridge = bridge
         self._waiting: list[tuple[int, TokenOutput]] = []
         self._open = sum(prompt.params.n for prompt in prompts)  # choices that have not ended
@@ -296,7 +305,9 @@ class Generation:
         try:
             self._timer = self._bridge._start_timer(self)
             await self._bridge._begin(self)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, HeadraceError):
+                self.observers = []  # refused
             self._bridge._end(self)
             raise
         return self
@@ -315,19 +326,32 @@ class Generation:
         while not self._waiting:
             if self._error is not None:
                 raise self._error
-            if self._open == 0:
+            if self.is_over:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def receive(self, index: int, output: TokenOutput) -> None:
-        """An output of one of the prompts, from the bridge."""
+    @property
+    def is_over(self) -> bool:
+        """Whether all choices have ended by themselves."""
+        return self._open == 0
+
+    def receive(self, index: int, output: TokenOutput, now: float) -> None:
+        """An output of one of the prompts, which the engine had at `now`; from the bridge."""
+        if self.observers:
+            self.observers[index].on_output(output, now)
         if output.finish_reason is not None:
             self._open -= 1
         self._waiting.append((index, output))
         self._news.set()
+
+    def end_observation(self) -> None:
+        """Whatever has not ended is not going to."""
+        reason = "error" if isinstance(self._error, EngineDeadError) else "abort"
+        for observer in self.observers:
+            observer.on_finish(reason, time.perf_counter())
 
     def fail(self, error: UnavailableError) -> None:
         """Nothing more will come."""

@@ -9,8 +9,11 @@ from fastapi import Request
 
 from headrace.config import EngineConfig
 from headrace.server.bridge import Bridge
+from headrace.server.engine_figures import EngineFigures
 from headrace.server.errors import NOT_FOUND, APIError
+from headrace.server.metrics import Metrics
 from headrace.server.options import ServerOptions
+from headrace.server.tracing import Tracing
 from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 
@@ -23,22 +26,34 @@ class Server:
         bridge: to the engine.
         options: of the server.
         template: the model's chat template, if it has one.
+        metrics: what Prometheus reads.
+        tracing: where spans go, if anywhere.
         started: Unix time of the start, in seconds.
     """
 
     bridge: Bridge
     options: ServerOptions
     template: ChatTemplate | None
+    metrics: Metrics
+    tracing: Tracing | None
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
     def of(cls, bridge: Bridge, options: ServerOptions) -> Server:
-        """The server of an engine."""
+        """The server of an engine, which from now on tells the server's metrics of its requests."""
         tokenizer, template = bridge.engine.tokenizer, None
         if tokenizer.chat_template is not None:
             tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
             template = ChatTemplate(tokenizer.chat_template, **tokens)
-        return cls(bridge, options, template)
+        config = bridge.engine.config
+        assert config.max_model_len is not None
+        model = (options.served_model_names or (config.model,))[0]
+        metrics = Metrics(model, config.max_model_len)
+        metrics.registry.register(EngineFigures(bridge, metrics.labels))
+        bridge.observer = metrics.requests
+        endpoint = options.otlp_traces_endpoint
+        tracing = None if endpoint is None else Tracing.to(endpoint, model)
+        return cls(bridge, options, template, metrics, tracing)
 
     @property
     def tokenizer(self) -> Tokenizer:

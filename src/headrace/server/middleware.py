@@ -66,7 +66,7 @@ class KeyCheck:
         if scope["type"] == "http":
             wanted = self._wanted(scope["path"])
             given = _given_keys(Headers(scope=scope)) if len(wanted) else []
-            if len(wanted) and not any([wanted.has(key) for key in given]):
+            if len(wanted) and not wanted.has_one_of(given):
                 await _refuse(scope, receive, send, _invalid_key(bool(given)))
                 return
         await self._app(scope, receive, send)

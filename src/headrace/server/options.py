@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from headrace.errors import ConfigError
 from headrace.sampling.params import MAX_N, MAX_STOPS
 from headrace.server.keys import check_key
+from headrace.server.logs import LogFormat, LogLevel, check_log_options
 
 MAX_PORT = 65535
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -34,6 +35,9 @@ class ServerOptions:
         cors_origins: origins of web pages that may use the API, as in https://example.com; "*" for all.
         allowed_hosts: host names that URLs of requests may have besides this machine's own; "*" for any. None given:
             any, but where the server has no keys and listens only to this machine.
+        log_format: lines of the log are "text" or "json".
+        log_level: least that is logged: "debug", "info", "warning" or "error".
+        otlp_traces_endpoint: URL that spans are sent to, as in http://localhost:4318/v1/traces; needs `headrace[otel]`.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +56,9 @@ class ServerOptions:
     metrics_without_key: bool = False
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= MAX_PORT:
@@ -74,3 +81,4 @@ class ServerOptions:
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(f"cors_origins: {origin!r} is no origin such as https://example.com or *")
+        check_log_options(self.log_format, self.log_level)

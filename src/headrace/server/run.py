@@ -17,6 +17,7 @@ from headrace.engine.engine import Engine
 from headrace.errors import ConfigError
 from headrace.server.app import make_app
 from headrace.server.bridge import Bridge
+from headrace.server.context import Server
 from headrace.server.options import ServerOptions
 
 BACKLOG = 2048
@@ -61,12 +62,18 @@ async def serve_on(
     """
     bridge = Bridge(engine, step_timeout_s=options.step_timeout_s, request_timeout_s=options.request_timeout_s)
     await bridge.start()
-    http = HTTPServer(make_app(bridge, options), bridge, options)
+    app = make_app(bridge, options)
+    server: Server = app.state.server
+    http = HTTPServer(app, bridge, options)
+    lag = asyncio.create_task(server.metrics.watch_loop())
     started(http)
     try:
         await http.serve(sockets=[listener])
     finally:
+        lag.cancel()
         ended = await bridge.stop()
+        if server.tracing is not None:
+            await asyncio.to_thread(server.tracing.close)
     return ended
 
 
