@@ -93,6 +93,7 @@ SERVER = {
     "request_timeout_s": (float, "Seconds after which an unfinished request ends with an error."),
     "grace_s": (float, "Seconds that running requests may take after SIGTERM."),
     "step_timeout_s": (float, "Seconds after which a step that does not end counts as the engine's death."),
+    "supervise": (bool, "Start the server anew, in a process of its own, when it dies."),
     "api_key": (list[str], "Key that clients have to show; may be given several times, or as HEADRACE_API_KEY."),
     "api_key_file": (Path, "File with such keys, one on each line."),
     "admin_key": (str, "Key of the routes below /admin/, which need one; or as HEADRACE_ADMIN_KEY."),

@@ -13,7 +13,7 @@ from headrace.server.errors import add_error_handlers
 from headrace.server.middleware import add_middleware
 from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
-from headrace.server.routes import completions, health, metrics, models
+from headrace.server.routes import admin, completions, health, metrics, models
 
 ROUTERS = (completions.router, models.router, health.router, metrics.router)
 
@@ -42,4 +42,6 @@ def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:
     add_middleware(app, options)
     for router in ROUTERS:
         app.include_router(router)
+    if options.admin_key is not None:
+        app.include_router(admin.router)
     return app

@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import ConfigError
 
@@ -51,11 +52,11 @@ def read_keys(given: Iterable[str], file: Path | None, variable: str | None) -> 
     return tuple(dict.fromkeys(keys))
 
 
-def keys_of(options: dict[str, object], environ: Mapping[str, str]) -> dict[str, object]:
+def keys_of(options: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Options of the command line with the keys of all places in them, ready for `ServerOptions`."""
     options = dict(options)
     given, file = options.pop("api_key", ()), options.pop("api_key_file", None)
-    keys = read_keys(given, file, environ.get(API_KEY_VARIABLE))  # type: ignore[arg-type]
+    keys = read_keys(given, file, environ.get(API_KEY_VARIABLE))
     admin = options.pop("admin_key", None) or environ.get(ADMIN_KEY_VARIABLE, "").strip() or None
     return {**options, "api_keys": keys, "admin_key": admin}
 
