@@ -14,7 +14,8 @@ from headrace.server.errors import APIError
 from headrace.server.limits import check_limits
 
 MAX_DEPTH = 100  # of arrays and objects in each other; everything after the parser may recurse
-MAX_INTEGER = (1 << 64) - 1  # nothing has larger ones, and what is made of them further down may not expect them
+# Nothing has integers of more than 64 bits, and what is made of them further down may not expect them.
+INTEGERS = range(-(1 << 63), 1 << 64)
 
 
 class JSONRoute(APIRoute):
@@ -67,7 +68,7 @@ def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
         for each in level:
-            if isinstance(each, int) and not -MAX_INTEGER <= each <= MAX_INTEGER:
+            if isinstance(each, int) and each not in INTEGERS:
                 raise _invalid("holds an integer of more than 64 bits")
             if isinstance(each, float) and not math.isfinite(each):
                 raise _invalid("holds a number that is beyond any float")
