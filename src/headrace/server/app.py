@@ -11,9 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.server.bridge import Bridge
 from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
+from headrace.server.middleware import add_middleware
 from headrace.server.observe import Observe
 from headrace.server.options import ServerOptions
 from headrace.server.routes import (
+    admin,
     chat,
     completions,
     embeddings,
@@ -37,6 +39,7 @@ ROUTERS = (
     models.router,
     health.router,
     metrics.router,
+    admin.router,
     status.router,
     page.router,
 )
@@ -70,6 +73,9 @@ def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:
     )
     app.state.server = Server.of(bridge, options)
     add_error_handlers(app)
+    add_middleware(app, options)
     for router in ROUTERS:
         app.include_router(router)
+    if options.admin_key is not None:
+        app.include_router(admin.router)
     return app

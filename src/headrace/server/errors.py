@@ -48,6 +48,10 @@ class DeadlineError(UnavailableError):
     code = "timeout"
 
 
+class ConflictError(HeadraceError):
+    """What an operator asks for does not go together with what another has asked for."""
+
+
 class APIError(HTTPException):
     """A request that is answered with an error.
 
@@ -97,6 +101,8 @@ def as_api_error(error: BaseException) -> APIError:
         return APIError(429, str(error), type="rate_limit_error", code="queue_full", headers={"retry-after": "1"})
     if isinstance(error, UnavailableError):
         return APIError(503, str(error), type=SERVER, code=error.code, headers={"retry-after": "5"})
+    if isinstance(error, ConflictError):
+        return APIError(409, str(error), code="conflict")
     if isinstance(error, ModelError):
         return APIError(400, str(error), code="unsupported_by_model")
     if isinstance(error, RequestValidationError):
