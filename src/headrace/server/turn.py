@@ -18,7 +18,7 @@ from headrace.sampling.structured import StructuredOutputs
 from headrace.server.bridge import Generation, Prompt
 from headrace.server.context import Server
 from headrace.server.reader import AnswerReader, CallDelta, Parts, joined
-from headrace.server.tools import Tool, calls_schema, checked_tools
+from headrace.server.tools import Tool, calls_schema, checked_tools, parameters_of
 from headrace.text.chat import ChatTemplate, encode_chat
 from headrace.text.reasoning import CLOSING, OPENING, ReasoningSplitter, opens_reasoning
 from headrace.text.tools.formats import ToolFormat, tool_format
@@ -306,7 +306,7 @@ def _forced(turn: Turn, form: ToolFormat, tools: list[Tool]) -> tuple[SamplingPa
         schema = calls_schema(tools, parallel=turn.parallel_tool_calls)
     else:
         name = turn.tool_choice.removeprefix(_NAMED)
-        schema = next(tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name)
+        schema = next(parameters_of(tool) for tool in tools if tool["function"]["name"] == name)
 
     def new_reader() -> AnswerReader:
         parser = json_parser(names) if turn.tool_choice == "required" else NamedParser(name)
