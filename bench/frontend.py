@@ -35,7 +35,7 @@ from headrace.benchmark.serve.options import LoadOptions
 from headrace.benchmark.serve.report import machine
 from headrace.benchmark.serve.statistics import figures
 
-LOADS = [(1, False, 2000), (1, True, 2000), (256, False, 192), (256, True, 192)]  # tokens, streamed, requests
+LOADS = [(1, False, 2000), (1, True, 2000), (256, False, 128), (256, True, 128)]  # tokens, streamed, requests
 AT_ONCE = 64
 ROUNDS = 3
 
