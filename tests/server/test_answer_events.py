@@ -82,7 +82,7 @@ def response_events(tokenizer: Tokenizer, given: list[AnswerDelta], **request: A
     try:
         for delta in given:
             events += output.take(delta)
-        events += output.finish(4)
+        events += output.finish(4, 2)
     except APIError as error:
         events += output.fail(error)
     return json.loads(json.dumps(events))  # type: ignore[no-any-return]
@@ -252,10 +252,9 @@ def test_the_whole_does_not_depend_on_the_cuts(
     one, other = deltas(said, reason), deltas(said, reason, merge=merge)
     first, second = (check_response(response_events(smol_tokenizer, given)) for given in (one, other))
     for response in (first, second):
-        del response["usage"]["output_tokens_details"]  # a delta with both counts as what it ends with
         for item in response["output"]:
             for part in item.get("content", ()):
-                part.pop("logprobs", None)  # as do its log-probabilities
+                part.pop("logprobs", None)  # tokens that have them come one by one
     assert without_ids(first) == without_ids(second)
     assert without_ids(check_message(message_events(one))) == without_ids(check_message(message_events(other)))
 
@@ -270,7 +269,7 @@ def message_events(given: list[AnswerDelta], **request: Any) -> list[Event]:
     events = [*output.begin()]
     for delta in given:
         events += output.take(delta)
-    events += output.finish(4)
+    events += output.finish(4, 2)
     events.append(output.message)
     return json.loads(json.dumps(events))  # type: ignore[no-any-return]
 
@@ -306,12 +305,10 @@ def test_a_message_with_all_kinds_of_blocks() -> None:
         {"type": "tool_use", "id": "toolu_call_1", "name": "other", "input": {}},
     ]
     usage = {"input_tokens": 7, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 10}
+    usage |= {"output_tokens_details": {"thinking_tokens": 2}}
     assert whole["usage"] == events[-3]["usage"] == usage
-    assert events[0]["message"]["usage"] == usage | {
-        "input_tokens": 11,
-        "cache_read_input_tokens": 0,
-        "output_tokens": 0,
-    }
+    start = {"input_tokens": 11, "cache_read_input_tokens": 0, "output_tokens": 0}
+    assert events[0]["message"]["usage"] == usage | start | {"output_tokens_details": {"thinking_tokens": 0}}
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("tool_use", None)
 
 

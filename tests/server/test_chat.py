@@ -40,7 +40,7 @@ def test_answers_are_those_of_the_offline_api(server: Running, tiny_llm: LLM, bo
         given["logprobs"] = body.get("top_logprobs", 0)
     if "response_format" in body:
         return
-    expected = tiny_llm.chat([USER], SamplingParams(**given))
+    expected = server.offline(lambda: tiny_llm.chat([USER], SamplingParams(**given)))
     for choice, output in zip(choices, expected.outputs, strict=True):
         assert choice["message"] == {"role": "assistant", "content": output.text, "refusal": None}
         assert choice["finish_reason"] == output.finish_reason
@@ -84,7 +84,7 @@ def test_a_final_message_is_gone_on_with(server: Running, tiny_llm: LLM) -> None
     assert template is not None
     prompt = ChatTemplate(template, bos_token="", eos_token="").render(messages, add_generation_prompt=False)
     ids = tiny_llm.tokenizer.encode(prompt.removesuffix("<|im_end|>\n"))
-    [output] = tiny_llm.generate([ids], SamplingParams(temperature=0, max_tokens=4))
+    [output] = server.offline(lambda: tiny_llm.generate([ids], SamplingParams(temperature=0, max_tokens=4)))
     assert choice["message"]["content"] == output.text
     assert server.post(CHAT, **body).json()["usage"]["prompt_tokens"] == len(ids)
 
@@ -129,6 +129,9 @@ def named(name: str) -> dict[str, Any]:
         ({"audio": {"voice": "a"}, "modalities": ["text", "audio"]}, "audio", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"prediction": {"type": "content"}}, "prediction", "unsupported_parameter"),
+        ({"chat_template": "x"}, "chat_template", "unsupported_parameter"),
+        ({"documents": [{"text": "x"}]}, "documents", "unsupported_parameter"),
+        ({"echo": True}, "echo", "unsupported_parameter"),
         ({"web_search_options": {"user_location": None}}, "web_search_options", "unsupported_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),

@@ -13,9 +13,9 @@ import pytest
 from headrace import LLM
 from headrace.errors import ConfigError, RequestError
 from headrace.server.options import ServerOptions
-from headrace.server.tools import calls_schema, checked_tools
+from headrace.server.tools import calls_schema, checked_tools, parameters_of
 from headrace.text.tokenizer import Tokenizer
-from server.chats import ADD, CHAT, NASTY, NOTE, USER, both, calls_of, tool
+from server.chats import ADD, CHAT, NASTY, NOTE, USER, both, calls_of
 from server.families import LLAMA3, MISTRAL, QWEN3, THINKING, Families, family_tokenizer
 from server.running import Running, running
 from server.scripted import scripted_engine
@@ -278,9 +278,12 @@ def test_calls_in_the_history_have_a_form(server: Running, calls: Any) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
 
 
-def test_parameters_get_a_type() -> None:
-    [checked] = checked_tools([{"type": "function", "function": {"name": "f", "parameters": {"properties": {}}}}])
-    assert checked["function"]["parameters"] == {"type": "object", "properties": {}}
+def test_parameters_get_a_type_where_a_grammar_needs_it() -> None:
+    given = [{"properties": {}, "type": "object"}, {"properties": {}}, None]
+    tools = checked_tools(
+        [{"type": "function", "function": {"name": f"f{i}", "parameters": p}} for i, p in enumerate(given)]
+    )
+    assert [[*tool["function"].get("parameters", {})] for tool in tools] == [["properties", "type"], ["properties"], []]
+    assert [parameters_of(tool)["type"] for tool in tools] == ["object"] * 3
     with pytest.raises(RequestError, match="tools: must be a list"):
         checked_tools("f")
-    assert checked_tools([tool("g")])[0]["function"]["name"] == "g"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.responses import Response
@@ -106,6 +108,12 @@ def test_forced_calls(server: Running, client: openai.OpenAI) -> None:
         assert isinstance(answer.output[0], ResponseOutputMessage)
 
 
+def _up_to(tokenizer: Tokenizer, said: str, end: str) -> list[int]:
+    """The tokens until a text is complete."""
+    ids = tokenizer.encode(said, add_bos=False)
+    return next(ids[:count] for count in range(len(ids)) if end in tokenizer.decode(ids[:count]))
+
+
 def test_reasoning_and_calls_of_a_models_own(smollm2_path: Path) -> None:
     tokenizer = family_tokenizer(smollm2_path, THINKING)
     said = f"Hm.\n</think>\n\nI look.\n{HERMES}\nDone."
@@ -121,8 +129,8 @@ def test_reasoning_and_calls_of_a_models_own(smollm2_path: Path) -> None:
         assert [(call["name"], json.loads(call["arguments"])) for call in (note, add)] == CALLS
         usage = whole["usage"]
         assert usage["output_tokens"] == len(tokenizer.encode(said, add_bos=False)) + 1
-        thought = len(tokenizer.encode("Hm.\n", add_bos=False))
-        assert thought <= usage["output_tokens_details"]["reasoning_tokens"] <= usage["output_tokens"]
+        assert usage["output_tokens_details"] == {"reasoning_tokens": len(_up_to(tokenizer, said, "</think>"))}
+        assert streamed["usage"]["output_tokens_details"] == usage["output_tokens_details"]
         # What came out goes in again, as it is.
         results = [{"type": "function_call_output", "call_id": one["call_id"], "output": "3"} for one in (note, add)]
         history = [{"role": "user", "content": "Hi"}, *whole["output"], *results]
@@ -178,3 +186,26 @@ def test_a_failure_inside_the_stream_ends_it_with_an_event(smol_tokenizer: Token
         assert response["output"][0]["content"][0]["text"].startswith("one")
         assert "secret" not in json.dumps(events)
         assert server.post("/v1/responses", model="tiny", input="Hi").status_code == 503
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_is_forgotten(smol_tokenizer: Tokenizer, path: str, stream: bool) -> None:
+    engine = scripted_engine(smol_tokenizer, "la " * 900)
+    step = engine.step
+    engine.step = lambda: (time.sleep(0.01), step())[1]  # type: ignore[method-assign]
+    body = {"model": "tiny", "input": "Hi", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 900}
+    asked = {"model", "input"} if path == "/v1/responses" else {"model", "messages", "max_tokens"}
+    with running(engine) as server:
+        request = {name: body[name] for name in asked} | {"stream": stream}
+        if stream:
+            with server.client.stream("POST", path, json=request) as response:
+                next(response.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                server.client.post(path, json=request, timeout=0.5)
+        deadline = time.monotonic() + 20
+        while engine.has_unfinished:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert engine.metrics.free_pages == engine.metrics.pages

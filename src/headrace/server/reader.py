@@ -59,9 +59,11 @@ class AnswerReader:
         self._splitter, self._parser, self._new_id = splitter, parser, new_id
         self._shows_reasoning, self._only_calls, self._max_calls = shows_reasoning, only_calls, max_calls
         self.num_calls = 0  # that have begun, those left out included
+        self._num_thinking = 0  # pushes before the answer itself
 
     def push(self, text: str) -> list[Parts]:
         """Takes the next text; returns what has become certain. Content after calls is in parts of its own."""
+        self._num_thinking += self.is_thinking
         reasoning, rest = ("", text) if self._splitter is None else self._splitter.push(text)
         pieces: list[Piece] = [rest] if self._parser is None else self._parser.push(rest)
         return self._parts(reasoning, pieces)
@@ -89,6 +91,16 @@ class AnswerReader:
             elif self._is_wanted:
                 self._add_arguments(parts[-1].calls, piece.text)
         return parts
+
+    @property
+    def is_thinking(self) -> bool:
+        """What comes may be reasoning; then it is to be pushed token by token, so that they are counted."""
+        return self._splitter is not None and not self._splitter.is_done
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the reasoning and its tags."""
+        return self._num_thinking if self._splitter is not None and self._splitter.has_thoughts else 0
 
     @property
     def _is_wanted(self) -> bool:

@@ -7,10 +7,12 @@ from collections.abc import MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter, time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.engine.intake import RequestParams
 from headrace.server.ids import new_id
+
+if TYPE_CHECKING:
+    from headrace.engine.intake import RequestParams
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 

@@ -81,11 +81,11 @@ class EventStream(Response):
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """The answer whose body some work gives; the work is cancelled when the client hangs up."""
+    """The answer whose body some work gives, as a value or as JSON; the work is cancelled when the client hangs up."""
     done, body = await _until_gone(request.receive, work)
     if not done:
         return Response(status_code=CLIENT_GONE)  # which nobody reads; the log does
-    return Response(to_json(body), media_type="application/json")
+    return Response(body if isinstance(body, bytes) else to_json(body), media_type="application/json")
 
 
 async def _until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> tuple[bool, T | None]:

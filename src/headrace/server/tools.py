@@ -17,7 +17,7 @@ Tool = dict[str, Any]
 
 
 def checked_tools(tools: Any) -> list[Tool]:
-    """Returns copies of tools in OpenAI's form, `{"type": "function", "function": {…}}`; each has parameters.
+    """Returns copies of tools in OpenAI's form, `{"type": "function", "function": {…}}`, without what is null.
 
     Raises:
         RequestError: what is wrong with them; the field is "tools".
@@ -46,12 +46,15 @@ def _checked_tool(tool: Any, where: str) -> Tool:
     if not isinstance(function.get("description"), str | None):
         raise RequestError("tools", f"the description of {where} must be a string")
     parameters = function.get("parameters")
-    if parameters is None:
-        parameters = _NO_PARAMETERS
-    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+    if parameters is not None and (not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object"):
         raise RequestError("tools", f"the parameters of {where} must be a JSON schema of type 'object'")
-    kept = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": {**kept, "parameters": {"type": "object", **parameters}}}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def parameters_of(tool: Tool) -> dict[str, Any]:
+    """The JSON schema of a checked tool's arguments."""
+    parameters: dict[str, Any] = tool["function"].get("parameters", _NO_PARAMETERS)
+    return parameters if "type" in parameters else {"type": "object", **parameters}
 
 
 def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
     for index, tool in enumerate(tools):
         function = tool["function"]
         place = f"tool{index}"
-        definitions[place] = moved(function["parameters"], f"#/$defs/{place}")
+        definitions[place] = moved(parameters_of(tool), f"#/$defs/{place}")
         properties = {"name": {"const": function["name"]}, "arguments": {"$ref": f"#/$defs/{place}"}}
         calls.append(
             {

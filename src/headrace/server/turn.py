@@ -17,8 +17,8 @@ from headrace.sampling.scores import TokenLogprobs
 from headrace.sampling.structured import StructuredOutputs
 from headrace.server.bridge import Generation, Prompt
 from headrace.server.context import Server
-from headrace.server.reader import AnswerReader, CallDelta, joined
-from headrace.server.tools import Tool, calls_schema, checked_tools
+from headrace.server.reader import AnswerReader, CallDelta, Parts, joined
+from headrace.server.tools import Tool, calls_schema, checked_tools, parameters_of
 from headrace.text.chat import ChatTemplate, encode_chat
 from headrace.text.reasoning import CLOSING, OPENING, ReasoningSplitter, opens_reasoning
 from headrace.text.tools.formats import ToolFormat, tool_format
@@ -136,35 +136,62 @@ class Answer:
                 deltas[delta.index].append(delta)
         return [_finished(each) for each in deltas]
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning and its tags so far, of all choices."""
+        return sum(reader.num_reasoning_tokens for reader in self._readers)
+
     def _deltas(self, index: int, outputs: list[TokenOutput]) -> list[AnswerDelta]:
-        """What outputs of a choice bring; the tokens are in the first delta, the end is in the last."""
-        reader, last = self._readers[index], outputs[-1]
-        parts = reader.push("".join(output.text for output in outputs))
+        """What outputs of a choice bring; each token with log-probabilities has a delta of its own."""
+        reader = self._readers[index]
+        if outputs[0].logprobs is not None:
+            groups = [([output], reader.push(output.text)) for output in outputs]
+        else:
+            groups = _read_together(reader, outputs)
+        last = outputs[-1]
         reason: str | None = last.finish_reason
         if reason is not None:
-            parts = joined(parts, reader.finish())
+            groups[-1] = (groups[-1][0], joined(groups[-1][1], reader.finish()))
         if reason == "stop" and reader.num_calls and not self._is_named:
             reason = "tool_calls"
-        deltas = [
-            AnswerDelta(
-                index=index,
-                content=part.content,
-                reasoning=part.reasoning,
-                calls=tuple(part.calls),
-                token_ids=(),
-                logprobs=(),
-                finish_reason=None,
-                error=None,
-            )
-            for part in parts
-        ]
-        deltas[0] = replace(
-            deltas[0],
-            token_ids=tuple(output.token_id for output in outputs if output.token_id is not None),
-            logprobs=tuple(output.logprobs for output in outputs if output.logprobs is not None),
-        )
+        deltas = [delta for some, parts in groups for delta in _told(index, some, parts)]
         deltas[-1] = replace(deltas[-1], finish_reason=reason, error=last.error, stop_reason=last.stop_reason)
         return deltas
+
+
+def _read_together(reader: AnswerReader, outputs: list[TokenOutput]) -> list[tuple[list[TokenOutput], list[Parts]]]:
+    """Outputs up to the end of the reasoning and those after it, and what they bring."""
+    count, thoughts = 0, [Parts()]
+    while count < len(outputs) and reader.is_thinking:
+        thoughts = joined(thoughts, reader.push(outputs[count].text))
+        count += 1
+    groups = [(outputs[:count], thoughts)] if count else []
+    if rest := outputs[count:]:
+        groups.append((rest, reader.push("".join(output.text for output in rest))))
+    return groups
+
+
+def _told(index: int, outputs: list[TokenOutput], parts: list[Parts]) -> list[AnswerDelta]:
+    """Deltas of what some outputs brought; the first has all their tokens."""
+    deltas = [
+        AnswerDelta(
+            index=index,
+            content=part.content,
+            reasoning=part.reasoning,
+            calls=tuple(part.calls),
+            token_ids=(),
+            logprobs=(),
+            finish_reason=None,
+            error=None,
+        )
+        for part in parts
+    ]
+    deltas[0] = replace(
+        deltas[0],
+        token_ids=tuple(output.token_id for output in outputs if output.token_id is not None),
+        logprobs=tuple(output.logprobs for output in outputs if output.logprobs is not None),
+    )
+    return deltas
 
 
 @asynccontextmanager
@@ -279,7 +306,7 @@ def _forced(turn: Turn, form: ToolFormat, tools: list[Tool]) -> tuple[SamplingPa
         schema = calls_schema(tools, parallel=turn.parallel_tool_calls)
     else:
         name = turn.tool_choice.removeprefix(_NAMED)
-        schema = next(tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name)
+        schema = next(parameters_of(tool) for tool in tools if tool["function"]["name"] == name)
 
     def new_reader() -> AnswerReader:
         parser = json_parser(names) if turn.tool_choice == "required" else NamedParser(name)

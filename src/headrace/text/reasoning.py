@@ -24,13 +24,22 @@ class ReasoningSplitter:
         is_open: the prompt ended with the opening.
         keep_tags: thoughts are returned with their tags and all space, so that both parts joined are the text. Without,
             tags are dropped, and so is space next to them.
+
+    Attributes:
+        has_thoughts: there are some.
     """
 
     def __init__(self, *, is_open: bool = False, keep_tags: bool = False) -> None:
         self._keep = keep_tags
         self._held = ""
         self._state = "thoughts" if is_open else "start"
+        self.has_thoughts = is_open
         self._trims = not keep_tags  # space that comes next is dropped
+
+    @property
+    def is_done(self) -> bool:
+        """What comes is the answer."""
+        return self._state == "answer"
 
     def push(self, text: str) -> tuple[str, str]:
         """Takes the next text; returns what has become certain, of the thoughts and of the answer."""
@@ -56,7 +65,7 @@ class ReasoningSplitter:
         if not start.startswith(OPENING):
             self._state, self._trims = "answer", False
             return ""
-        self._state = "thoughts"
+        self._state, self.has_thoughts = "thoughts", True
         cut = len(self._held) - len(start) + len(OPENING)
         opening, self._held = self._held[:cut], self._held[cut:]
         return opening if self._keep else ""

@@ -71,7 +71,7 @@ class MessageOutput:
         self._prompt_tokens, self._max_tokens, self._stops = prompt_tokens, max_tokens, stops
         self._blocks: list[_Block] = []
         self._is_open = False
-        self._output_tokens = self._cached_tokens = 0
+        self._output_tokens = self._cached_tokens = self._reasoning_tokens = 0
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
 
@@ -122,18 +122,19 @@ class MessageOutput:
             self._is_open = False
             yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
-    def finish(self, cached_tokens: int) -> Iterator[Event]:
+    def finish(self, cached_tokens: int, reasoning_tokens: int) -> Iterator[Event]:
         """The events after the last delta.
 
         Args:
             cached_tokens: of the prompt, whose keys and values were there already.
+            reasoning_tokens: of the answer.
 
         Raises:
             APIError: the answer was cut off by the server.
         """
         if self._finish_reason == "abort":
             raise APIError(503, _ABORTED, type="server_error", code="aborted")
-        self._cached_tokens = cached_tokens
+        self._cached_tokens, self._reasoning_tokens = cached_tokens, reasoning_tokens
         yield from self._end_block()
         message = self.message
         end = {name: message[name] for name in ("stop_reason", "stop_sequence")}
@@ -157,6 +158,7 @@ class MessageOutput:
                 "cache_read_input_tokens": self._cached_tokens,
                 "cache_creation_input_tokens": 0,
                 "output_tokens": self._output_tokens,
+                "output_tokens_details": {"thinking_tokens": self._reasoning_tokens},
             },
         }
 

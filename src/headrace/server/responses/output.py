@@ -36,7 +36,7 @@ class ResponseOutput:
         self._ended: list[dict[str, Any]] = []
         self._item: Item | None = None
         self._scores: list[TokenLogprobs] = []  # of tokens whose text has not come yet
-        self._output_tokens = self._reasoning_tokens = 0
+        self._output_tokens = 0
         self._finish_reason: str | None = None
         self._number = 0
 
@@ -68,6 +68,8 @@ class ResponseOutput:
             yield self._item.grow(delta.reasoning)
         if delta.content or (delta.finish_reason and self._item is None and not self._ended and not delta.calls):
             if not isinstance(self._item, Message):
+                if self._item is not None:  # tokens without a text of their own ended it
+                    self._scores = [*delta.logprobs]
                 yield from self._turn_to(Message(self._next_index))
             assert isinstance(self._item, Message)
             yield self._item.grow(delta.content, self._take_scores())
@@ -78,8 +80,6 @@ class ResponseOutput:
             self._scores = []
             if call.arguments:
                 yield self._item.grow(call.arguments)
-        if isinstance(self._item, Reasoning):
-            self._reasoning_tokens += len(delta.token_ids)
 
     def _take_scores(self) -> list[dict[str, Any]]:
         scores, self._scores = self._scores, []
@@ -100,11 +100,12 @@ class ResponseOutput:
             self._ended.append(self._item.body(status))
             self._item = None
 
-    def finish(self, cached_tokens: int) -> Iterator[Event]:
+    def finish(self, cached_tokens: int, reasoning_tokens: int) -> Iterator[Event]:
         """The events after the last delta; the last of all holds the whole response.
 
         Args:
             cached_tokens: of the prompt, whose keys and values were there already.
+            reasoning_tokens: of the answer.
 
         Raises:
             APIError: the answer was cut off by the server.
@@ -115,7 +116,7 @@ class ResponseOutput:
             yield self._numbered(self._item.grow("", self._take_scores()))
         status: Literal["incomplete", "completed"] = "incomplete" if self._finish_reason == "length" else "completed"
         yield from map(self._numbered, self._end_item(status))
-        response = self.response(status) | {"usage": self._usage(cached_tokens)}
+        response = self.response(status) | {"usage": self._usage(cached_tokens, reasoning_tokens)}
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
@@ -133,12 +134,12 @@ class ResponseOutput:
         open_items = [] if self._item is None else [self._item.body("incomplete")]
         return self._resource | {"status": status, "output": [*self._ended, *open_items]}
 
-    def _usage(self, cached_tokens: int) -> dict[str, Any]:
+    def _usage(self, cached_tokens: int, reasoning_tokens: int) -> dict[str, Any]:
         return {
             "input_tokens": self._prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self._output_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
             "total_tokens": self._prompt_tokens + self._output_tokens,
         }
 

@@ -46,7 +46,8 @@ class _ChatCompletion:
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Chunks with what is new of each choice: its role, then what it says, then why it ended."""
         options = self._body.stream_options
-        end = {"usage": None} if options is not None and options.include_usage else {}
+        with_usage = options is not None and bool(options.include_usage)
+        in_each = with_usage and options is not None and bool(options.continuous_usage_stats)
         async with turn.answer(self._server, self._turn) as said:
             usage = Usage(said.num_prompt_tokens)
             async for deltas in said:
@@ -55,9 +56,10 @@ class _ChatCompletion:
                         raise generation_error(delta.error)
                     usage.completion_tokens += len(delta.token_ids)
                     for choice in self._chunks(delta):
-                        yield self._body_of("chat.completion.chunk", [choice]) | end
+                        chunk = self._body_of("chat.completion.chunk", [choice])
+                        yield chunk | {"usage": usage.body() if in_each else None} if with_usage else chunk
             usage.cached_tokens = said.num_cached_tokens
-        if end:
+        if with_usage:
             yield self._body_of("chat.completion.chunk", []) | {"usage": usage.body()}
 
     async def whole(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ async def _events(server: Server, body: MessagesRequest, asked: turn.Turn) -> As
                 for delta in deltas:
                     for event in output.take(delta):
                         yield named_event(event)
-            for event in output.finish(said.num_cached_tokens):
+            for event in output.finish(said.num_cached_tokens, said.num_reasoning_tokens):
                 yield named_event(event)
         except Exception as error:
             yield named_event(anthropic_body(as_api_error(error)))
@@ -69,6 +69,6 @@ async def _whole(server: Server, body: MessagesRequest, asked: turn.Turn) -> dic
             for delta in deltas:
                 for _ in output.take(delta):
                     pass
-        for _ in output.finish(said.num_cached_tokens):
+        for _ in output.finish(said.num_cached_tokens, said.num_reasoning_tokens):
             pass
     return output.message

@@ -44,7 +44,7 @@ async def _events(server: Server, body: ResponsesRequest) -> AsyncGenerator[byte
                 for delta in deltas:
                     for event in output.take(delta):
                         yield named_event(event)
-            for event in output.finish(said.num_cached_tokens):
+            for event in output.finish(said.num_cached_tokens, said.num_reasoning_tokens):
                 yield named_event(event)
         except Exception as error:
             for event in output.fail(as_api_error(error)):
@@ -59,7 +59,7 @@ async def _whole(server: Server, body: ResponsesRequest) -> dict[str, Any]:
             for delta in deltas:
                 for _ in output.take(delta):
                     pass
-        *_, last = output.finish(said.num_cached_tokens)
+        *_, last = output.finish(said.num_cached_tokens, said.num_reasoning_tokens)
     whole: dict[str, Any] = last["response"]
     return whole
 

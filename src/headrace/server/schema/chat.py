@@ -48,9 +48,13 @@ class ChatRequest(SamplingFields):
         """Refuses what is known and not implemented, and fields that do not fit each other."""
         self.refuse(
             audio="is not supported: the model answers with text",
+            chat_template="is not supported: the model's own is used",
+            documents="is not supported; put them into a message",
+            echo="is not supported; /v1/completions has it",
             functions="is not supported; use tools",
             function_call="is not supported; use tool_choice",
             prediction="is not supported",
+            use_beam_search="is not supported",
             web_search_options="is not supported",
         )
         if self.modalities is not None and self.modalities != ["text"]:

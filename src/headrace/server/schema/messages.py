@@ -52,6 +52,7 @@ class CountTokensRequest(SamplingFields):
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
@@ -59,7 +60,6 @@ class CountTokensRequest(SamplingFields):
         self.refuse(
             container="is not supported",
             mcp_servers="is not supported; call the servers yourself and send their tools as tools",
-            context_management="is not supported; shorten the messages",
         )
         for name, place in {"stop": "stop_sequences", "response_format": "output_config.format"}.items():
             if getattr(self, name) is not None:
