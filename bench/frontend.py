@@ -101,8 +101,9 @@ def serve(model: str, profile: Path | None) -> None:
     from engine.paper import PaperManager
     from headrace.config import EngineConfig
     from headrace.engine.engine import Engine, TokenOutput
+    from headrace.server.listener import bind
     from headrace.server.options import ServerOptions
-    from headrace.server.run import HTTPServer, bind, serve_on
+    from headrace.server.run import HTTPServer, serve_on
     from headrace.text.tokenizer import Tokenizer
     from headrace.weights.gguf import GGUFFile
     from headrace.weights.sources import resolve
