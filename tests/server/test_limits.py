@@ -65,7 +65,7 @@ def test_what_a_server_will_not_read_is_not_sent(narrow: Running) -> None:
         with socket.create_connection((url.host, url.port), timeout=20) as one:
             lines = (f"POST {PATH} HTTP/1.1", "host: localhost", "expect: 100-continue", f"content-length: {size}")
             one.sendall("\r\n".join((*lines, "content-type: application/json", "", "")).encode())
-            answer = b"".join(iter(lambda: one.recv(65536), b""))  # noqa: B023
+            answer = b"".join(iter(lambda: one.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 413 ")  # and no 100 before it
 
 
@@ -86,7 +86,9 @@ def test_a_request_asks_for_as_much_as_allowed(narrow: Running, field: str, good
     for value in good:
         answered = narrow.post(PATH, **{**body, field: value})
         # The engine on paper knows no grammars.
-        assert answered.status_code == 200 or "grammar" in field or "regex" in field or "outputs" in field, answered.text
+        assert answered.status_code == 200 or "grammar" in field or "regex" in field or "outputs" in field, (
+            answered.text
+        )
         assert answered.status_code == 200 or "allows" not in answered.text
     for value in bad:
         told = error(narrow.post(PATH, **{**body, field: value}), 400)

@@ -61,7 +61,12 @@ def test_rob_01_pairs_nul_and_broken_bytes(server: Running) -> None:
         content = raw({"prompt": "MARK", "echo": True}).replace(b"MARK", prompt)
         return server.client.post("/v1/completions", content=content, headers=JSON)
 
-    for prompt, text in ((rb"\ud83d\ude00", "😀"), (rb"a\u0000b", "a\0b"), (rb"\\ud800", r"\ud800"), (b"\xf0\x9f\x98\x80", "😀")):
+    for prompt, text in (
+        (rb"\ud83d\ude00", "😀"),
+        (rb"a\u0000b", "a\0b"),
+        (rb"\\ud800", r"\ud800"),
+        (b"\xf0\x9f\x98\x80", "😀"),
+    ):
         response = ask(prompt)
         assert response.status_code == 200
         assert response.json()["choices"][0]["text"] == f"{text} river river"

@@ -50,7 +50,17 @@ ROUTES = {
     "/admin/resume": Row({"POST": 200}, needs="admin"),
     "/admin/prefix-cache/reset": Row({"POST": 200}, needs="admin"),
 }
-NOWHERE = ("/nowhere", "/v1", "/v1/", "/v1/completions/", "/v1/nowhere", "/admin", "/admin/", "/admin/nowhere", "/health/")
+NOWHERE = (
+    "/nowhere",
+    "/v1",
+    "/v1/",
+    "/v1/completions/",
+    "/v1/nowhere",
+    "/admin",
+    "/admin/",
+    "/admin/nowhere",
+    "/health/",
+)
 
 
 @pytest.fixture(scope="module")
