@@ -99,6 +99,7 @@ def test_a_stop_token_ends_the_request_and_stays_out_of_the_text(engine: Engine)
     assert tokens(outputs) == ids[: end + 1]
     assert text(outputs) == engine.tokenizer.decode(ids[:end])
     assert outputs[-1].finish_reason == "stop"
+    assert [o.stop_reason for o in outputs] == [None] * end + [stop]
 
 
 def test_a_stop_string_over_tokens_is_cut_off_and_nothing_of_it_is_shown(engine: Engine) -> None:
@@ -109,6 +110,8 @@ def test_a_stop_string_over_tokens_is_cut_off_and_nothing_of_it_is_shown(engine:
     [outputs] = run(engine, [(prompt, replace(GREEDY, stop=stop))])
     assert text(outputs) == whole[: whole.index(stop)]
     assert outputs[-1].finish_reason == "stop"
+    assert {o.stop_reason for o in outputs[:-1]} <= {None}
+    assert outputs[-1].stop_reason == stop
     shown = ""
     for output in outputs:
         shown += output.text

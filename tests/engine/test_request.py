@@ -38,7 +38,9 @@ def fed(tokenizer: Tokenizer, ids: Sequence[int], **given: Any) -> tuple[Request
         max_total=3 + params.max_tokens,
         end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids),
         seed=0,
-        detokenizer=IncrementalDetokenizer(tokenizer, skip_special=params.skip_special_tokens),
+        detokenizer=IncrementalDetokenizer(
+            tokenizer, skip_special=params.skip_special_tokens, shown=params.shown_token_ids
+        ),
         stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
     )
     deltas = []
@@ -104,6 +106,20 @@ def test_end_tokens_within_min_tokens_end_nothing(tokenizer: Tokenizer) -> None:
     assert ends(tokenizer, ids, ignore_eos=True, stop_token_ids=[START]) == ("", 2, "stop")
 
 
+def test_what_stopped_a_request_is_the_stop_string_or_stop_token_and_nothing_for_any_other_end(
+    tokenizer: Tokenizer,
+) -> None:
+    def reason(ids: list[int], **given: Any) -> str | int | None:
+        return fed(tokenizer, ids, **given)[0].stop_reason
+
+    assert reason([RIVER, RIVER], stop=["iver river", "river river", "x"]) == "river river"
+    assert reason([RIVER, HALF_EMOJI], stop="r\ufffd") == "r\ufffd"
+    assert reason([RIVER, WHISPERED], stop_token_ids=[WHISPERED]) == WHISPERED
+    assert reason([RIVER, END], stop="whispered") is None
+    assert reason([RIVER, WHISPERED], stop_token_ids=[START]) is None
+    assert reason([WHISPERED, RIVER], stop_token_ids=[WHISPERED], min_tokens=2) is None
+
+
 @pytest.mark.parametrize("spaces", [False, True])
 def test_control_tokens_are_text_if_they_are_not_skipped(
     tokenizer: Tokenizer, smollm2_path: Path, spaces: bool
@@ -116,6 +132,12 @@ def test_control_tokens_are_text_if_they_are_not_skipped(
         options = {"skip_special_tokens": skip, "spaces_between_special_tokens": spaces, "ignore_eos": True}
         assert ends(tokenizer, ids, **options) == (text, 5, "length")
     assert ends(tokenizer, ids, skip_special_tokens=False, stop="start|> r")[0] == "<|im_start|><|im_"
+
+
+def test_some_control_tokens_are_text_and_others_are_not(tokenizer: Tokenizer) -> None:
+    ids = [START, RIVER, END, START]
+    assert ends(tokenizer, ids, shown_token_ids=[START], ignore_eos=True)[0] == "<|im_start|> river<|im_start|>"
+    assert ends(tokenizer, ids, shown_token_ids=[START, END]) == ("<|im_start|> river", 3, "stop")
 
 
 def test_half_a_character_at_the_end_is_replaced_and_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:

@@ -253,6 +253,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "prompt_logprobs": ({}, 0),
     "echo": ({}, True),
     "skip_special_tokens": ({"logit_bias": {EOS: 100}, "ignore_eos": True}, False),
+    "shown_token_ids": ({"logit_bias": {EOS: 100}, "ignore_eos": True}, [EOS]),
     "truncate_prompt_tokens": ({}, 2),
     "structured_outputs": ({}, StructuredOutputs(regex="[0-9]+")),
 }

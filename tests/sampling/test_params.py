@@ -47,7 +47,7 @@ ACCEPTED: list[tuple[str, Any]] = [
     *(("seed", value) for value in (None, 0, 1, -1, 2**63, 2**64 - 1, -(2**63))),
     *((name, value) for name in FLAGS for value in (True, False)),
     *(("stop", value) for value in ((), ("a", "b"), ("x",) * MAX_STOPS)),
-    *(("stop_token_ids", value) for value in ((), (0,), (5, 7))),
+    *((name, value) for name in ("stop_token_ids", "shown_token_ids") for value in ((), (0,), (5, 7))),
     *((name, value) for name in LOGPROBS for value in (None, 0, 1, 20, 10**6)),
     *(("truncate_prompt_tokens", value) for value in (None, -1, 1, 10**9)),
     *(("priority", value) for value in (0, -5, 10**9)),
@@ -81,7 +81,7 @@ REFUSED: list[tuple[str, Any]] = [
     *(("seed", value) for value in (2**64, -(2**63) - 1, *NO_INTEGERS)),
     *((name, value) for name in FLAGS for value in (0, 1, "true", None, np.True_)),
     *(("stop", value) for value in ("", "\ud800", [""], ["a", ""], [1], 1, None, b"x", ["x"] * (MAX_STOPS + 1), {"x"})),
-    *(("stop_token_ids", value) for value in (None, *NO_IDS)),
+    *((name, value) for name in ("stop_token_ids", "shown_token_ids") for value in (None, *NO_IDS)),
     *((name, value) for name in LOGPROBS for value in (-1, *NO_INTEGERS)),
     *(("truncate_prompt_tokens", value) for value in (0, -2, *NO_INTEGERS)),
     *(("priority", value) for value in (None, 1.5, True, "1", np.int32(1), *NOT_FINITE)),
@@ -161,7 +161,7 @@ def test_unknown_parameters_are_refused() -> None:
         SamplingParams(best_of=2)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+@pytest.mark.parametrize("name", ["stop_token_ids", "shown_token_ids", "allowed_token_ids", "logit_bias"])
 def test_token_ids_must_be_in_the_vocabulary(name: str) -> None:
     params = SamplingParams(**{name: {0: 1, 9: 1} if name == "logit_bias" else [0, 9]})
     params.check_vocabulary(10)

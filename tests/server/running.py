@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -16,6 +16,8 @@ from headrace.server.context import Server
 from headrace.server.listener import bind
 from headrace.server.options import ServerOptions
 from headrace.server.run import HTTPServer, serve_on
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -33,6 +35,11 @@ class Running:
     server: Server
     http: HTTPServer
     client: httpx.Client
+
+    def offline(self, function: Callable[[], T]) -> T:
+        """The result of a function that uses the engine, as the offline API does, in the engine's thread."""
+        call = self.server.bridge.call(lambda engine: function())
+        return asyncio.run_coroutine_threadsafe(call, self.http.loop).result(60)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """A JSON request."""

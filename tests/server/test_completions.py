@@ -70,7 +70,7 @@ def test_streamed_and_whole_answers_are_those_of_the_offline_api(
 
     prompts = body.pop("prompt")
     params = SamplingParams(**{name: value for name, value in body.items() if name != "model"})
-    expected = tiny_llm.generate(prompts, params)
+    expected = server.offline(lambda: tiny_llm.generate(prompts, params))
     outputs = [output for result in expected for output in result.outputs]
     for choice, output in zip(choices, outputs, strict=True):
         other = streamed[choice["index"]]

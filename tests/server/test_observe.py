@@ -14,9 +14,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
-from headrace.server.logs import JsonFormatter, TextFormatter, add_request_id
+from headrace.errors import ConfigError
+from headrace.server.logs import JsonFormatter, LogLevel, TextFormatter, add_request_id, check_log_options, configure
 from headrace.server.metrics import Metrics
 from headrace.server.observe import Observe
 from headrace.server.request_context import current
@@ -152,6 +153,16 @@ def test_an_error_that_nobody_handled_is_in_the_log_alone(caplog: pytest.LogCapt
     assert 'handler="/broken",method="GET",status="500"' in metrics.render().decode()
 
 
+def test_what_is_refused_on_its_way_counts_for_its_route() -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=401)(scope, receive, send)
+
+    metrics = Metrics("m", 100)
+    asked(Observe(refuse, metrics, paths=["/v1/models"]), ("GET", "/v1/models", {}), ("GET", "/v1/secrets", {}))
+    seen = re.findall(r'http_requests_total\{handler="([^"]*)"', metrics.render().decode())
+    assert seen == ["/v1/models", "none"]
+
+
 async def call(app: Observe, path: str, receive: Callable[[], Awaitable[Message]]) -> list[Message]:
     sent: list[Message] = []
 
@@ -196,7 +207,7 @@ def test_text_lines_cannot_be_forged() -> None:
     line = TextFormatter().format(record("one\ntwo\x1b[31m", request_id="r3", fields=fields))
     assert line.splitlines() == [line]
     assert line.endswith(
-        r'WARNING one\ntwo\x1b[31m request_id=r3 route="/a b\n2026 INFO forged" tokens=3 reasons=stop,length'
+        r'WARNING one | two\x1b[31m request_id=r3 route="/a b\n2026 INFO forged" tokens=3 reasons=stop,length'
     )
 
 
@@ -206,3 +217,29 @@ def test_json_lines_are_json_whatever_is_in_them() -> None:
     assert "\n" not in line
     assert (got["message"], got["number"], got["odd"]) == ('"\n\u2028', 1.5, "{1}")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", got["time"])
+
+
+@pytest.mark.parametrize(("level", "want"), [("info", ["ours", "uvicorn's", "theirs"]), ("error", ["theirs"])])
+def test_whoever_logs_the_lines_have_one_form(
+    level: LogLevel, want: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loggers = [logging.getLogger(name) for name in ("", "headrace", "uvicorn")]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(logging.getLogger("uvicorn.access"), "disabled", False)
+    configure("json", level)
+    logging.getLogger("headrace.x").info("ours")
+    logging.getLogger("uvicorn.error").info("uvicorn's")
+    logging.getLogger("uvicorn.access").error("GET /?key=sk-secret")
+    logging.getLogger("somebody").info("too much")
+    logging.getLogger("somebody").error("theirs")
+    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == want
+    for logger in loggers:
+        logger.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("log_format", "level"), [("xml", "info"), ("json", "loud")])
+def test_unknown_formats_and_levels_are_refused(log_format: str, level: str) -> None:
+    with pytest.raises(ConfigError, match=r"log_(format|level): '(xml|loud)' is not one of"):
+        check_log_options(log_format, level)

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine.engine import TokenOutput
+from headrace.engine.pooling import PoolingParams
 from headrace.sampling.params import SamplingParams
 from headrace.server.families import MODEL_LABELS
 from headrace.server.metrics import Metrics
@@ -70,6 +71,7 @@ def test_the_latencies_of_a_request_follow_from_its_times() -> None:
     assert got["headrace:request_success_total,finished_reason=length"] == 1
     assert got["headrace:request_success_total,finished_reason=abort"] == 0
     assert (got["headrace:prompt_tokens_total"], got["headrace:generation_tokens_total"]) == (60, 4)
+    assert got["headrace:prompt_tokens_cached_total"] == 32
     assert (context.prompt_tokens, context.output_tokens, context.cached_tokens) == (30, 4, 16)
     assert sorted(context.finish_reasons) == ["length", "stop"]
     assert (context.first_token, context.scheduled) == (entered + 3.0, scheduled)
@@ -126,3 +128,13 @@ def test_two_servers_in_one_process_count_for_themselves() -> None:
 def test_ranges_of_tokens_grow_to_the_context(most: int, want: list[int]) -> None:
     assert one_two_five(most) == want  # vLLM's build_1_2_5_buckets
     assert all(math.isfinite(bound) for bound in want)
+
+
+def test_a_prompt_that_is_embedded_is_a_request_without_tokens() -> None:
+    metrics = Metrics("m", 100)
+    meter = metrics.requests.on_arrival(5, PoolingParams())
+    meter.on_output(TokenOutput("r", None, "", "stop", scheduled=1.0), 2.0)
+    got = scrape(metrics)
+    assert (got["headrace:prompt_tokens_total"], got["headrace:generation_tokens_total"]) == (5, 0)
+    assert got["headrace:request_success_total,finished_reason=stop"] == 1
+    assert got["headrace:request_params_max_tokens_count"] == 0

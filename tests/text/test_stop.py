@@ -44,6 +44,8 @@ def test_equals_a_search_of_the_whole_text(stops: list[str], deltas: list[str], 
         assert [text for text in longer if text not in stops] == []
     shown += matcher.finish()
     assert (shown, found) == oracle(stops, seen, first, include)
+    cut_before, _ = oracle(stops, seen, first)
+    assert matcher.found == (oracle(stops, seen, first, True)[0][len(cut_before) :] if found else None)
     if found:
         assert matcher.push("more") == ("", True)
         assert matcher.finish() == ""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from headrace.llm import LLM
 
 
-def load(model: str, engine: dict[str, Any]) -> LLM:
-    """The model, with bars while it loads and a summary, on stderr."""
+def load(model: str, engine: dict[str, Any], *, describe: bool = True) -> LLM:
+    """The model, with bars while it loads and a summary on stderr; without `describe` that is in the log alone."""
     options = engine_options(engine)
     with _gloo_on_stderr() if "coordinator" in options else contextlib.nullcontext():
         if options.get("process_id"):
@@ -31,7 +31,8 @@ def load(model: str, engine: dict[str, Any]) -> LLM:
 
         llm = LLM(model, progress=True, **options)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(llm.built.describe(), file=sys.stderr)
+    if describe:
+        print(llm.built.describe(), file=sys.stderr)
     return llm
 
 

@@ -93,6 +93,8 @@ SERVER = {
     "request_timeout_s": (float, "Seconds after which an unfinished request ends with an error."),
     "grace_s": (float, "Seconds that running requests may take after SIGTERM."),
     "step_timeout_s": (float, "Seconds after which a step that does not end counts as the engine's death."),
+    "tool_parser": (str, "How the model writes tool calls: auto, hermes, llama3, mistral or json."),
+    "separate_reasoning": (bool, "Return the model's reasoning apart from the answer."),
     "supervise": (bool, "Start the server anew, in a process of its own, when it dies."),
     "api_key": (list[str], "Key that clients have to show; may be given several times, or as HEADRACE_API_KEY."),
     "api_key_file": (Path, "File with such keys, one on each line."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -14,6 +15,8 @@ from headrace.server.listener import bind
 from headrace.server.logs import configure
 from headrace.server.options import ServerOptions
 from headrace.server.supervisor import inherited_listener, supervise_this_program
+
+log = logging.getLogger(__name__)
 
 # As many requests may wait by default: at some hundred per minute the last one still has its turn.
 MAX_QUEUED_REQUESTS = 1024
@@ -29,17 +32,25 @@ def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> No
     listener = inherited or bind(options)
     if supervise and inherited is None:
         raise typer.Exit(supervise_this_program(listener, options.grace_s))
-    llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine})
+    llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine}, describe=False)
     from headrace.server.run import serve  # needs JAX, which a supervisor does without
 
     host, port = listener.getsockname()[:2]
-    print(_ready(host, port, (options.served_model_names or (model,))[0], llm.has_chat_template), file=sys.stderr)
+    name, base = (options.served_model_names or (model,))[0], _base(host, port)
+    if options.log_format == "json":
+        log.info("serving", extra={"fields": {"model": name, "url": base}})
+    else:
+        print(_ready(base, name, llm.has_chat_template), file=sys.stderr)
     raise typer.Exit(serve(llm.engine, options, listener, is_supervised=inherited is not None))
 
 
-def _ready(host: str, port: int, model: str, chats: bool) -> str:
+def _base(host: str, port: int) -> str:
+    """The server's address as this machine sees it."""
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _ready(base: str, model: str, chats: bool) -> str:
     """The ready line and a request that works as it is printed."""
-    base = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
     path, what = "/v1/completions", '"prompt": "The capital of France is"'
     if chats:
         path = "/v1/chat/completions"

@@ -47,6 +47,7 @@ class TokenOutput:
             choice 0.
         embedding: [hidden] float32, for a request with `PoolingParams`: with its only output, which has no token.
         scheduled: when the request first got a slot, in seconds of `time.perf_counter`; None if it never did.
+        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the request.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class TokenOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embedding: np.ndarray | None = field(default=None, compare=False)
     scheduled: float | None = field(default=None, compare=False)
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)
@@ -459,4 +461,5 @@ def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLo
         None if request.num_unscored else scored,  # of a request that was aborted not all may be known
         request.pooler.embedding() if request.pooler is not None and request.finish_reason == "stop" else None,
         request.scheduled,
+        request.stop_reason,
     )

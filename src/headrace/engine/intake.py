@@ -69,7 +69,9 @@ class Intake:
             max_total=min(len(ids) + params.max_tokens, self._options.max_model_len),
             end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._tokenizer.eos_ids),
             seed=seed,
-            detokenizer=IncrementalDetokenizer(self._tokenizer, skip_special=params.skip_special_tokens),
+            detokenizer=IncrementalDetokenizer(
+                self._tokenizer, skip_special=params.skip_special_tokens, shown=params.shown_token_ids
+            ),
             stop=StopMatcher(params.stops, include=params.include_stop_str_in_output),
             choice=choice,
             rules=None if rules is None else rules.another(None if grammar is None else grammar.start()),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+NO_FINITE_HIDDEN = "the model produced no finite hidden states; its weights may be damaged"
 NO_FINITE_LOGITS = "the model produced no finite logits; its weights may be damaged"
 
 
@@ -124,6 +125,14 @@ class Request:
             return self.pooler.num_taken
         return self.num_prompt - self.num_unscored - 1 if self.num_unscored else self.num_tokens
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string, or the one of `stop_token_ids`, that ended the request; None for any other end."""
+        if self.stop.found is not None:
+            return self.stop.found
+        last = self.token_ids[-1]
+        return last if self.finish_reason == "stop" and last in self.params.stop_token_ids else None
+
     def append(self, token: int) -> str:
         """Takes a sampled token: adds it, sees whether the request ends, and returns the text that became final.
 
@@ -153,7 +162,7 @@ class Request:
         self.finish_reason = "length" if self.pooler is None else "stop"
         if self.pooler is not None and self.pooler.embedding() is None:
             self.finish_reason = "error"
-            self.error = "the model produced no finite hidden states; its weights may be damaged"
+            self.error = NO_FINITE_HIDDEN
 
     def end_without_token(self) -> str:
         """Ends the request where no token could be sampled, and returns the text that was held back.

@@ -63,6 +63,7 @@ class SamplingParams:
         prompt_logprobs: the same of the prompt's tokens. None takes `logprobs` with `echo`, else none.
         echo: the prompt is returned before the text.
         skip_special_tokens: control tokens are not part of the text.
+        shown_token_ids: but these are, as whoever reads the text for tool calls wants it.
         spaces_between_special_tokens: for others' sake; the tokenizers put no spaces between them, so both values give
             the same text.
         truncate_prompt_tokens: keep this many of the prompt's last tokens, or with −1 as many as the engine takes.
@@ -93,6 +94,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     echo: bool = False
     skip_special_tokens: bool = True
+    shown_token_ids: Sequence[int] = ()
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     priority: int = 0
@@ -145,6 +147,7 @@ class SamplingParams:
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         self._set("stop", texts("stop", stops, MAX_STOPS))
         self._set("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
+        self._set("shown_token_ids", token_ids("shown_token_ids", self.shown_token_ids))
         self._set("bad_words", texts("bad_words", self.bad_words, MAX_BAD_WORDS))
         if self.allowed_token_ids is not None:
             self._set("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
@@ -177,6 +180,7 @@ class SamplingParams:
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuses token ids that the model does not have."""
         check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        check_ids("shown_token_ids", self.shown_token_ids, vocab_size)
         check_ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
         check_ids("logit_bias", [*self.biases], vocab_size)
 

@@ -97,7 +97,7 @@ class Server:
             )
 
 
-def server_of(request: Request) -> Server:
-    """The server that a request came to."""
+async def server_of(request: Request) -> Server:
+    """The server that a request came to. No plain function: FastAPI would call that in a thread."""
     server: Server = request.app.state.server
     return server

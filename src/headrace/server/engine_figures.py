@@ -22,6 +22,8 @@ class EngineFigures:
         snapshot, state = self._bridge.snapshot, self._bridge.state
         states = {(*self._labels, name): float(name == state) for name in STATES}
         yield gauge("headrace:engine_state", "1 for the state that the engine is in.", states, (*MODEL_LABELS, "state"))
+        paused = float(self._bridge.engine.is_paused)
+        yield self._gauge("engine_paused", "1 while nothing runs because an administrator said so.", paused)
         yield self._gauge("queue_limit", "Most requests that may wait; +Inf without a limit.", self._limit)
         yield from self._of_requests(snapshot)
         yield from self._of_steps(snapshot.counters)

@@ -7,11 +7,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
-from headrace.engine.request import NO_FINITE_LOGITS
+from headrace.engine.request import NO_FINITE_HIDDEN, NO_FINITE_LOGITS
 from headrace.errors import HeadraceError, ModelError, QueueFullError, RequestError
+from headrace.server.messages.errors import MESSAGES_PATH, anthropic_body
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ def unsupported(param: str, what: str) -> APIError:
 
 def generation_error(message: str) -> APIError:
     """A choice that ended with an error: the request's own fault, unless the model failed."""
-    if message == NO_FINITE_LOGITS:
+    if message in (NO_FINITE_HIDDEN, NO_FINITE_LOGITS):
         return APIError(500, message, type=SERVER, code="generation_failed")
     return APIError(400, message, code="generation_failed")
 
@@ -140,13 +142,25 @@ def _of_http(error: HTTPException) -> APIError:
     return APIError(error.status_code, str(error.detail), headers=headers)
 
 
-def error_response(error: BaseException) -> JSONResponse:
+class ErrorResponse(Response):
+    """The answer to a request that failed, in the form that clients of its path expect."""
+
+    def __init__(self, error: APIError) -> None:
+        super().__init__(status_code=error.status_code)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error
+        body = anthropic_body(error) if scope["path"].startswith(MESSAGES_PATH) else error.body
+        await JSONResponse(body, error.status_code, error.headers)(scope, receive, send)
+
+
+def error_response(error: BaseException) -> ErrorResponse:
     """The answer to a request that failed."""
-    known = as_api_error(error)
-    return JSONResponse(known.body, known.status_code, known.headers)
+    return ErrorResponse(as_api_error(error))
 
 
-async def _handle(_: Request, error: Exception) -> JSONResponse:
+async def _handle(_: Request, error: Exception) -> Response:
     return error_response(error)
 
 

@@ -84,7 +84,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 def _one_line(text: str) -> str:
     """What came from outside must not look like another line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.replace("\n", " | "))
 
 
 def _plain(value: Any) -> str:

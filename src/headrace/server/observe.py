@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from headrace.server.tracing import Tracing
 
 CLIENT_CLOSED_REQUEST = 499  # what nginx logs where the client left before an answer began
 # What is asked for every few seconds is no news.
-QUIET = frozenset({"/health", "/ready", "/metrics"})
+QUIET = frozenset({"/health", "/ready", "/metrics", "/status"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 NO_ROUTE = "none"
 _LONGEST_PATH = 200
@@ -26,10 +27,16 @@ log = logging.getLogger("headrace.server.requests")
 
 
 class Observe:
-    """The outermost ASGI application. An exception that nobody handled ends here: traceback in the log, 500 outside."""
+    """The outermost ASGI application. An exception that nobody handled ends here: traceback in the log, 500 outside.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None = None) -> None:
-        self._app, self._metrics, self._tracing = app, metrics, tracing
+    Args:
+        paths: of routes without parameters, for requests that are answered before they reach their route.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, tracing: Tracing | None = None, paths: Iterable[str] = ()
+    ) -> None:
+        self._app, self._metrics, self._tracing, self._paths = app, metrics, tracing, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -67,19 +74,28 @@ class Observe:
     def _close(self, context: RequestContext, scope: Scope) -> None:
         """The request is over, one way or another."""
         seconds = perf_counter() - context.started
-        handler = getattr(scope.get("route"), "path", NO_ROUTE)
+        handler = self._handler(scope)
         method = context.method if context.method in METHODS else "other"
         if context.status is None:
             context.status = CLIENT_CLOSED_REQUEST
         self._metrics.on_answer(handler, method, context.status, seconds)
         if self._tracing is not None and handler not in QUIET:
             self._tracing.record(context, handler)
-        level = logging.DEBUG if handler in QUIET and context.status < 400 else logging.INFO
+        level = logging.WARNING if context.status >= 500 else logging.INFO
+        if handler in QUIET and context.status < 400:
+            level = logging.DEBUG
         if log.isEnabledFor(level):
             route = handler if handler != NO_ROUTE else context.path[:_LONGEST_PATH]
             log.log(
                 level, "%s %s %d", method, route, context.status, extra={"fields": _fields(context, route, seconds)}
             )
+
+    def _handler(self, scope: Scope) -> str:
+        """The path of the route as declared: of these there are only so many."""
+        path: str | None = getattr(scope.get("route"), "path", None)
+        if path is None:
+            path = scope["path"] if scope["path"] in self._paths else NO_ROUTE
+        return path
 
 
 def _fields(context: RequestContext, route: str, seconds: float) -> dict[str, Any]:
@@ -91,7 +107,7 @@ def _fields(context: RequestContext, route: str, seconds: float) -> dict[str, An
         "status": context.status,
         "seconds": round(seconds, 4),
     }
-    if not context.is_complete:
+    if not context.is_complete or context.status == CLIENT_CLOSED_REQUEST:
         fields["incomplete"] = True
     if context.params is not None:
         fields["stream"] = context.streams

@@ -9,6 +9,7 @@ from headrace.errors import ConfigError
 from headrace.sampling.params import MAX_N, MAX_STOPS
 from headrace.server.keys import check_key
 from headrace.server.logs import LogFormat, LogLevel, check_log_options
+from headrace.text.tools.formats import tool_format
 
 MAX_PORT = 65535
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -29,6 +30,8 @@ class ServerOptions:
         request_timeout_s: seconds after which an unfinished request ends with an error; None for no limit.
         grace_s: seconds that running requests may take after SIGTERM.
         step_timeout_s: seconds after which a step that does not end counts as the engine's death.
+        tool_parser: the form in which the model writes tool calls: auto, hermes, llama3, mistral or json.
+        separate_reasoning: chats return the model's reasoning apart from the answer, unless a request says otherwise.
         api_keys: clients have to show one of these; with none anybody is served.
         admin_key: opens the routes below /admin/, which do not exist without it.
         metrics_without_key: /metrics is open even where there are keys.
@@ -51,6 +54,8 @@ class ServerOptions:
     request_timeout_s: float | None = None
     grace_s: float = 30.0
     step_timeout_s: float = 300.0
+    tool_parser: str = "auto"
+    separate_reasoning: bool = False
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     metrics_without_key: bool = False
@@ -72,6 +77,7 @@ class ServerOptions:
             raise ConfigError(f"grace_s: must be at least 0, not {self.grace_s}")
         if not self.step_timeout_s > 0:
             raise ConfigError(f"step_timeout_s: must be more than 0, not {self.step_timeout_s}")
+        tool_format(self.tool_parser, "")
         for name, keys in (("api_key", self.api_keys), ("admin_key", (self.admin_key,))):
             for key in keys:
                 if key is not None:

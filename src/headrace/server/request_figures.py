@@ -58,6 +58,7 @@ class RequestFigures:
         labels: values of model_name and engine.
         histograms: by their names after "headrace:".
         prompt_tokens: of prompts that were read, those in the prefix cache too.
+        cached_tokens: those of them that were in the prefix cache.
         generation_tokens: that were generated.
         finished: choices that have ended, by how.
     """
@@ -68,7 +69,7 @@ class RequestFigures:
             name: Histogram(bounds or one_two_five(max_model_len)) for name, (_, bounds) in _HISTOGRAMS.items()
         }
         self.inter_token = self.histograms["inter_token_latency_seconds"]
-        self.prompt_tokens = self.generation_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
 
     def on_arrival(self, num_prompt_tokens: int, params: RequestParams) -> PromptMeter:
@@ -80,6 +81,8 @@ class RequestFigures:
         for name, (text, _) in _HISTOGRAMS.items():
             yield histogram(f"headrace:{name}", text, {self.labels: self.histograms[name]})
         yield counter("headrace:prompt_tokens", "Tokens of prompts that were read.", {self.labels: self.prompt_tokens})
+        text = "Tokens of prompts that were in the prefix cache."
+        yield counter("headrace:prompt_tokens_cached", text, {self.labels: self.cached_tokens})
         yield counter("headrace:generation_tokens", "Tokens generated.", {self.labels: self.generation_tokens})
         finished = {(*self.labels, reason): count for reason, count in self.finished.copy().items()}
         names = (*MODEL_LABELS, "finished_reason")
@@ -116,10 +119,10 @@ class PromptMeter:
             if last:
                 self._figures.inter_token.observe(now - last)
             else:
-                self._first[choice] = now
-                self._figures.histograms["time_to_first_token_seconds"].observe(now - self._arrived)
-                self._read_prompt(output, now)
+                self._begin(output, now)
         if output.finish_reason is not None and choice in self._open:
+            if not self._counts[choice] and output.finish_reason in ("stop", "length"):
+                self._read_prompt(output)
             self._end(choice, output.finish_reason, now, output.scheduled)
 
     def on_finish(self, reason: str, now: float) -> None:
@@ -127,14 +130,24 @@ class PromptMeter:
         for choice in [*self._open]:
             self._end(choice, reason, now, None)
 
-    def _read_prompt(self, output: TokenOutput, now: float) -> None:
-        """The prompt of a choice has been computed."""
+    def _begin(self, output: TokenOutput, now: float) -> None:
+        """A choice has its first token."""
+        self._first[output.index] = now
+        self._figures.histograms["time_to_first_token_seconds"].observe(now - self._arrived)
+        if self._context is not None and self._context.first_token is None:
+            self._context.first_token = now
+        self._read_prompt(output)
+
+    def _read_prompt(self, output: TokenOutput) -> None:
+        """The prompt of a choice has been computed, if ever it got a slot."""
+        if output.scheduled is None:
+            return
         self._figures.prompt_tokens += self._prompt
+        self._figures.cached_tokens += output.num_cached_tokens
         context = self._context
         if context is not None and output.index == 0:
             context.cached_tokens += output.num_cached_tokens
-            if context.first_token is None:
-                context.first_token, context.scheduled = now, output.scheduled
+            context.scheduled = context.scheduled or output.scheduled
 
     def _end(self, choice: int, reason: str, now: float, scheduled: float | None) -> None:
         figures, count = self._figures, self._counts[choice]
@@ -142,8 +155,6 @@ class PromptMeter:
         figures.finished[reason] += 1
         if reason in ("stop", "length"):
             self._observe(choice, count, now, scheduled)
-            if not count:  # it asked for no token: its prompt was read all the same
-                figures.prompt_tokens += self._prompt
         if not self._open:
             observed, params = figures.histograms, self._params
             observed["request_max_num_generation_tokens"].observe(max(self._counts))

@@ -37,7 +37,7 @@ def serve(engine: Engine, options: ServerOptions, listener: socket.socket, *, is
         is_supervised: end when the engine has died, instead of answering that it has.
     """
     code = 1
-    with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto").get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()) as runner:
         ended, is_dead = runner.run(serve_on(engine, options, listener, ends_when_dead=is_supervised))
         code = ENGINE_DEAD if is_supervised and is_dead else 0 if ended else 1
         _exit_soon(code, 0.0 if not ended else EXIT_S)

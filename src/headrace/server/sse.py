@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -12,11 +12,12 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from headrace.server.errors import as_api_error
+from headrace.server.errors import as_api_error, error_response
 
 T = TypeVar("T")
 Event = dict[str, Any] | bytes  # bytes are sent as they are
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one for each event
 DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499
 # Proxies must neither keep events back nor keep them.
@@ -25,12 +26,17 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 def to_json(value: Any) -> str:
     """JSON as it goes over the wire."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def data_line(value: Any) -> bytes:
     """One server-sent event."""
     return f"data: {to_json(value)}\n\n".encode()
+
+
+def named_event(event: dict[str, Any]) -> bytes:
+    """One server-sent event whose name is its "type"."""
+    return f"event: {event['type']}\ndata: {to_json(event)}\n\n".encode()
 
 
 class EventStream(Response):
@@ -55,14 +61,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await _until_gone(receive, self._send(send))
+            await _until_gone(receive, self._send(scope, receive, send))
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = await anext(self._events, None)
         except Exception as error:
-            known = as_api_error(error)
-            await _send_json(send, known.status_code, known.body, known.headers or {})
+            await error_response(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
@@ -76,11 +81,11 @@ class EventStream(Response):
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """The answer whose body some work gives; the work is cancelled when the client hangs up."""
+    """The answer whose body some work gives, as a value or as JSON; the work is cancelled when the client hangs up."""
     done, body = await _until_gone(request.receive, work)
     if not done:
         return Response(status_code=CLIENT_GONE)  # which nobody reads; the log does
-    return Response(to_json(body), media_type="application/json")
+    return Response(body if isinstance(body, bytes) else to_json(body), media_type="application/json")
 
 
 async def _until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> tuple[bool, T | None]:
@@ -109,11 +114,3 @@ def _encoded(event: Event) -> bytes:
 
 def _body(data: bytes) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": True}
-
-
-async def _send_json(send: Callable[[Message], Awaitable[None]], status: int, body: Any, headers: Any) -> None:
-    data = to_json(body).encode()
-    lines = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    lines += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": data, "more_body": False})

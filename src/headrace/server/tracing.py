@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Timer
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from headrace.server.request_context import RequestContext
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
+CLOSE_S = 3.0
 _MOST = 1 << 63
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -31,6 +33,7 @@ class Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        self._exporter = exporter
         self._provider = TracerProvider(resource=Resource.create({"service.name": "headrace"}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("headrace")
@@ -78,8 +81,12 @@ class Tracing:
         span.end(time_ns())
 
     def close(self) -> None:
-        """Sends what has not been sent."""
+        """Sends what has not been sent, for some seconds; then it is lost."""
+        # Left alone the SDK tries for half a minute to reach a collector that is not there.
+        timer = Timer(CLOSE_S, self._exporter.shutdown)
+        timer.start()
         self._provider.shutdown()
+        timer.cancel()
 
 
 def _http(context: RequestContext, route: str) -> dict[str, Any]:

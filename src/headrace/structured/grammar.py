@@ -80,7 +80,7 @@ def _json_grammar(schema: str) -> str:
 def _check_min_properties(schema: Any) -> None:
     """Refuses a `minProperties` that repeated names could feign: the grammar does not know which of the names that the
     schema leaves open were there already."""
-    for part in _schemas(schema):
+    for part in subschemas(schema):
         least, required = part.get("minProperties"), part.get("required", ())
         names = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
         if isinstance(least, int) and least > names + 1:
@@ -97,7 +97,7 @@ def _for_doubles(schema: Any, text: str) -> str:
     numbers that begin like its bound llguidance allows only some.
     """
     is_changed = False
-    for part in _schemas(schema):
+    for part in subschemas(schema):
         types = part.get("type")
         is_number = types in (None, "number") or (isinstance(types, list) and "number" in types)
         # Listed values are written as they are, and need not be multiples of anything.
@@ -124,7 +124,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
     """A schema and every schema within."""
     todo = [schema]
     while todo:

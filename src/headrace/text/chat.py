@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,7 @@ from headrace.text.checks import check_text
 from headrace.text.messages import normalize_messages
 from headrace.text.tokenizer import Tokenizer
 
+_TOOLS = re.compile(r"\btools\b")
 # Stand-ins for control tokens' text come from a private-use plane of Unicode, where no vocabulary has characters.
 _STAND_INS = range(0xF0000, 0xFFFFE)
 
@@ -29,6 +31,9 @@ class ChatTemplate:
         source: the Jinja source.
         bos_token: what the template prints for `bos_token`.
         eos_token: what the template prints for `eos_token`.
+
+    Attributes:
+        source: the Jinja source.
 
     Raises:
         ModelError: the source is not a valid template.
@@ -44,7 +49,13 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template is invalid at line {error.lineno}: {error.message}") from error
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+
+    @property
+    def prints_tools(self) -> bool:
+        """Whether the template knows of tools, and so of calls and their results."""
+        return _TOOLS.search(self.source) is not None
 
     def render(
         self,
@@ -52,6 +63,7 @@ class ChatTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,
     ) -> str:
@@ -60,6 +72,7 @@ class ChatTemplate:
         Args:
             messages: the conversation; see `normalize_messages` for what a message may hold.
             add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end with the last message's content, which the model then goes on with.
             tools: the tools' JSON descriptions, for templates that print them.
             **extra: further variables that the template knows; they win over `bos_token` and `eos_token`.
 
@@ -67,15 +80,14 @@ class ChatTemplate:
             RequestError: a message is malformed, or the template refuses the messages or fails on them.
         """
         variables = {**self._tokens, **extra}
-        variables.update(
-            messages=normalize_messages(messages), tools=tools, add_generation_prompt=add_generation_prompt
-        )
+        messages = normalize_messages(messages)
+        variables.update(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
         try:
             prompt = self._template.render(variables)
         except Exception as error:  # a template is a program from elsewhere: any failure is this request's own
             raise RequestError("messages", f"the model's chat template failed: {error}") from error
         check_text("messages", prompt)
-        return prompt
+        return _cut_after(prompt, messages[-1]["content"]) if continue_final_message else prompt
 
 
 def encode_chat(
@@ -85,6 +97,7 @@ def encode_chat(
     /,
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **extra: Any,
 ) -> list[int]:
@@ -99,8 +112,9 @@ def encode_chat(
     for text in texts:
         check_text("messages", text)
     forged = sorted({token for text in texts for token in tokenizer.split_special(text)[1::2]})
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     if not forged:
-        prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
+        prompt = template.render(messages, tools=tools, **ends, **extra)
         return tokenizer.encode(prompt, add_bos=False)
 
     # One character stands for each token's text while the template runs, so that no filter can take it apart.
@@ -114,7 +128,7 @@ def encode_chat(
         return "".join(stand_ins.get(part, part) for part in tokenizer.split_special(text))
 
     messages, tools, extra = (_map_strings(value, disguise) for value in (messages, tools, extra))
-    prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
+    prompt = template.render(messages, tools=tools, **ends, **extra)
     restore = str.maketrans({char: token for token, char in stand_ins.items()})
     ids: list[int] = []
     for index, part in enumerate(tokenizer.split_special(prompt)):
@@ -123,6 +137,15 @@ def encode_chat(
         elif part:
             ids += tokenizer.encode(part.translate(restore), add_bos=False, parse_special=False)
     return ids
+
+
+def _cut_after(prompt: str, content: str) -> str:
+    """Cuts a prompt off after the last message's content; space at its end stays if the template leaves it there."""
+    start = prompt.rfind(content.strip())
+    if start < 0 or not content.strip():
+        raise RequestError("continue_final_message", "the last message has no content, or not in the prompt")
+    whole = content.lstrip()
+    return prompt[: start + len(whole if prompt.startswith(whole, start) else content.strip())]
 
 
 def _strings(value: Any) -> list[str]:

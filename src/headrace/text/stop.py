@@ -18,6 +18,9 @@ class StopMatcher:
         stops: the stop strings; none at all is fine.
         include: cut the text off after the stop string, not before it.
 
+    Attributes:
+        found: the stop string that ended the text.
+
     Raises:
         RequestError: a stop string is empty.
     """
@@ -30,7 +33,7 @@ class StopMatcher:
         # For each stop string, how many of its characters the text so far ends with.
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self._stopped = False
+        self.found: str | None = None
 
     def push(self, delta: str, *, counts: bool = True) -> tuple[str, bool]:
         """Take the next piece of text; return what may be shown of it, and whether a stop string was found.
@@ -38,7 +41,7 @@ class StopMatcher:
         A stop string that ends in a piece that does not count is none. After a stop string, there is no more text to
         show.
         """
-        if self._stopped:
+        if self.found is not None:
             return "", True
         if not self._stops:
             return delta, False
@@ -46,7 +49,7 @@ class StopMatcher:
         for position in range(len(self._held), len(text)):
             length = self._advance(text[position])
             if length and counts:
-                self._stopped = True
+                self.found = text[position + 1 - length : position + 1]
                 self._held = ""
                 return text[: position + 1 - (0 if self._include else length)], True
         safe = len(text) - max(self._matched, default=0)

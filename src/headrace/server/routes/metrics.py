@@ -1,4 +1,4 @@
-"""GET /metrics: for Prometheus. It needs no key."""
+"""GET /metrics: for Prometheus."""
 
 from __future__ import annotations
 

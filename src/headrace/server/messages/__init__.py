@@ -1,0 +1,1 @@
+"""Anthropic's Messages form of a chat: what comes in, and what goes out."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses form of a chat: what comes in, and what goes out."""

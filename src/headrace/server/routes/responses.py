@@ -1,0 +1,74 @@
+"""POST /v1/responses and /v1/responses/input_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from headrace.server import turn
+from headrace.server.body import JSONRoute
+from headrace.server.context import Server, server_of
+from headrace.server.errors import as_api_error
+from headrace.server.responses.output import ResponseOutput
+from headrace.server.schema.responses import ResponsesRequest
+from headrace.server.sse import EventStream, answer, named_event
+
+router = APIRouter(route_class=JSONRoute)
+
+
+@router.post("/v1/responses", response_model=None)
+async def responses(body: ResponsesRequest, request: Request, server: Server = Depends(server_of)) -> Response:  # noqa: B008
+    """Answer a conversation, in OpenAI's Responses form."""
+    server.check_model(body.model)
+    body.check()
+    body.log_unknown()
+    if body.stream:
+        return EventStream(_events(server, body), done=b"")
+    return await answer(request, _whole(server, body))
+
+
+def _output(server: Server, body: ResponsesRequest, asked: turn.Turn, said: turn.Answer) -> ResponseOutput:
+    return ResponseOutput(server.model, body.echo(asked.params), server.tokenizer, said.num_prompt_tokens)
+
+
+async def _events(server: Server, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
+    asked = body.turn(server.max_model_len)
+    async with turn.answer(server, asked) as said:
+        output = _output(server, body, asked, said)
+        for event in output.begin():
+            yield named_event(event)
+        try:
+            async for deltas in said:
+                for delta in deltas:
+                    for event in output.take(delta):
+                        yield named_event(event)
+            for event in output.finish(said.num_cached_tokens, said.num_reasoning_tokens):
+                yield named_event(event)
+        except Exception as error:
+            for event in output.fail(as_api_error(error)):
+                yield named_event(event)
+
+
+async def _whole(server: Server, body: ResponsesRequest) -> dict[str, Any]:
+    asked = body.turn(server.max_model_len)
+    async with turn.answer(server, asked) as said:
+        output = _output(server, body, asked, said)
+        async for deltas in said:
+            for delta in deltas:
+                for _ in output.take(delta):
+                    pass
+        *_, last = output.finish(said.num_cached_tokens, said.num_reasoning_tokens)
+    whole: dict[str, Any] = last["response"]
+    return whole
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(body: ResponsesRequest, server: Server = Depends(server_of)) -> dict[str, Any]:  # noqa: B008
+    """The tokens of a prompt."""
+    server.check_model(body.model)
+    body.check()
+    body.log_unknown()
+    ids = await server.bridge.prepare(turn.prompt_ids, server, body.turn(server.max_model_len))
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}

@@ -1,0 +1,96 @@
+"""The tools that a model may call: checked, and as the grammar of a call that it has to make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.errors import RequestError
+from headrace.sampling.checks import shown
+from headrace.structured.grammar import subschemas
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+Tool = dict[str, Any]
+
+
+def checked_tools(tools: Any) -> list[Tool]:
+    """Returns copies of tools in OpenAI's form, `{"type": "function", "function": {…}}`, without what is null.
+
+    Raises:
+        RequestError: what is wrong with them; the field is "tools".
+    """
+    if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
+        raise RequestError("tools", f"must be a list, not {shown(tools)}")
+    checked = [_checked_tool(tool, f"tool {index}") for index, tool in enumerate(tools)]
+    names = [tool["function"]["name"] for tool in checked]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RequestError("tools", f"two tools are called {name!r}")
+    return checked
+
+
+def _checked_tool(tool: Any, where: str) -> Tool:
+    if not isinstance(tool, Mapping):
+        raise RequestError("tools", f"{where} must be an object, not {shown(tool)}")
+    if tool.get("type") != "function":
+        raise RequestError("tools", f"{where} is of type {shown(tool.get('type'))}; only 'function' is supported")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError("tools", f"{where} has no function")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError("tools", f"the name of {where} must be 1 to 64 letters, digits, _ or -, not {shown(name)}")
+    if not isinstance(function.get("description"), str | None):
+        raise RequestError("tools", f"the description of {where} must be a string")
+    parameters = function.get("parameters")
+    if parameters is not None and (not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object"):
+        raise RequestError("tools", f"the parameters of {where} must be a JSON schema of type 'object'")
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def parameters_of(tool: Tool) -> dict[str, Any]:
+    """The JSON schema of a checked tool's arguments."""
+    parameters: dict[str, Any] = tool["function"].get("parameters", _NO_PARAMETERS)
+    return parameters if "type" in parameters else {"type": "object", **parameters}
+
+
+def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
+    """The JSON schema of at least one call of these tools, as an array; of just one if not `parallel`."""
+    definitions, calls = {}, []
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        place = f"tool{index}"
+        definitions[place] = moved(parameters_of(tool), f"#/$defs/{place}")
+        properties = {"name": {"const": function["name"]}, "arguments": {"$ref": f"#/$defs/{place}"}}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    most = {} if parallel else {"maxItems": 1}
+    return {"$defs": definitions, "type": "array", "minItems": 1, **most, "items": items}
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A copy of a schema for another place of a larger document: its references to itself lead there."""
+    copy = _copied(schema)
+    for part in subschemas(copy):
+        reference = part.get("$ref")
+        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+            part["$ref"] = place + reference[1:]
+    return copy
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return value
