@@ -16,12 +16,13 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test soak structured check format install dev clean
+.PHONY: help serve run test page-test soak structured check format install dev clean
 
 help:
 	@echo "make serve [MODEL=…] [PORT=…]    serve a model over HTTP, as OpenAI's API (makes .venv, fetches the model)"
 	@echo "make run [PROMPT=\"…\"] [MODEL=…]  stream a model's answer (makes .venv, fetches the model)"
 	@echo "make test                        run all tests"
+	@echo "make page-test                   the tests of the page in Chromium (fetches one)"
 	@echo "make soak                        120,000 random steps, some minutes"
 	@echo "make structured                  500 JSON schemas on a real model, some minutes"
 	@echo "make check                       format check, lint, types, tests"
@@ -36,9 +37,13 @@ run: install
 	@printf 'headrace: asking %s: %s\n' "$$MODEL" "$$PROMPT"
 	@$(BIN)/headrace generate "$$MODEL" --prompt "$$PROMPT"
 
-test: dev
+test: dev $(VENV)/chromium
 	@echo "headrace: running all tests"
 	@$(BIN)/python -m pytest $(WORKERS)
+
+page-test: dev $(VENV)/chromium
+	@echo "headrace: testing the page in Chromium"
+	@$(BIN)/python -m pytest tests/server/test_page.py tests/server/browser
 
 soak: dev
 	@echo "headrace: running random load"
@@ -48,7 +53,7 @@ structured: dev
 	@printf 'headrace: answering 500 JSON schemas with %s\n' "$$MODEL"
 	@PYTHONPATH=tests $(BIN)/python bench/json_schemas.py "$$MODEL"
 
-check: dev
+check: dev $(VENV)/chromium
 	@echo "headrace: format, lint, types, tests"
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -78,6 +83,9 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "headrace: installing the package, what it needs and the test tools (once, some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/chromium: | $(VENV)/.installed-dev
+	@$(BIN)/python tools/get_chromium.py $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

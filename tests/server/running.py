@@ -13,8 +13,9 @@ import httpx
 
 from headrace.engine.engine import Engine
 from headrace.server.context import Server
+from headrace.server.listener import bind
 from headrace.server.options import ServerOptions
-from headrace.server.run import HTTPServer, bind, serve_on
+from headrace.server.run import HTTPServer, serve_on
 
 T = TypeVar("T")
 

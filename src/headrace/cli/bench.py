@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.cli.bench_serve import DATASET, LOAD, load_options
 from headrace.cli.load import engine_options, load
 from headrace.cli.options import ENGINE, Model, sizes, with_options
 from headrace.errors import HeadraceError
@@ -94,6 +95,54 @@ def trace(
     recorded = record(partial(load, model), engine, requests, steps, prompt_tokens, overlaps)
     _write(output, json.dumps(recorded) + "\n")
     print(format_report(recorded))
+
+
+@app.command()
+@with_options(DATASET, "dataset_given")
+@with_options(LOAD, "load_given")
+def serve(
+    url: Annotated[str, typer.Argument(help="Of any OpenAI-compatible server, as in http://127.0.0.1:8000.")],
+    *,
+    dataset: Annotated[str, typer.Option(help="random, sharegpt or shared-prefix.")] = "random",
+    dataset_file: Annotated[Path | None, typer.Option(help="JSON file of conversations, for sharegpt.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=["HEADRACE_API_KEY", "OPENAI_API_KEY"], show_envvar=True)
+    ] = None,
+    extra_body: Annotated[
+        str | None, typer.Option(help="JSON object whose fields are sent too; null leaves a field out.")
+    ] = None,
+    percentiles: Annotated[str, typer.Option(help="To report.")] = "50,90,99",
+    goodput: Annotated[
+        list[str] | None, typer.Option(help="ttft:MS, tpot:MS or e2e:MS that an answer must keep; several times.")
+    ] = None,
+    json_file: JsonFile = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the distributions and the run to this SVG file.")] = None,
+    load_given: dict[str, Any],
+    dataset_given: dict[str, Any],
+) -> None:
+    """Load for a server, and what its clients saw: latencies, throughput, errors."""
+    options = load_options(
+        url,
+        load_given,
+        dataset_given,
+        name=dataset,
+        file=dataset_file,
+        api_key=api_key,
+        extra_body=extra_body,
+        percentiles=percentiles,
+        goodput=goodput or [],
+    )
+    _check_writable(json_file)
+    _check_writable(plot)
+
+    from headrace.benchmark.serve.load import run
+    from headrace.benchmark.serve.plot import draw
+    from headrace.benchmark.serve.report import format_report, report
+
+    full = report(options, run(options))
+    _publish(format_report(full), full, json_file)
+    if plot is not None:
+        _write(plot, draw(full))
 
 
 def _publish(text: str, report: dict[str, Any], json_file: Path | None) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
+import typer
+
 from headrace.cli.load import load
+from headrace.server.keys import keys_of
+from headrace.server.listener import bind
 from headrace.server.logs import configure
 from headrace.server.options import ServerOptions
-from headrace.server.run import bind, serve
+from headrace.server.supervisor import inherited_listener, supervise_this_program
 
 log = logging.getLogger(__name__)
 
@@ -18,19 +23,25 @@ MAX_QUEUED_REQUESTS = 1024
 
 
 def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> None:
-    """Loads a model and serves it until a signal ends it."""
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
-    options = ServerOptions(**given)
+    """Loads a model and serves it until a signal ends it; or, with `supervise`, has a child do so again and again."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
+    supervise = given.pop("supervise", False)
+    options = ServerOptions(**keys_of(given, os.environ))
     configure(options.log_format, options.log_level)
-    listener = bind(options)
+    inherited = inherited_listener()
+    listener = inherited or bind(options)
+    if supervise and inherited is None:
+        raise typer.Exit(supervise_this_program(listener, options.grace_s))
     llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine}, describe=False)
+    from headrace.server.run import serve  # needs JAX, which a supervisor does without
+
     host, port = listener.getsockname()[:2]
     name, base = (options.served_model_names or (model,))[0], _base(host, port)
     if options.log_format == "json":
         log.info("serving", extra={"fields": {"model": name, "url": base}})
     else:
         print(_ready(base, name, llm.has_chat_template), file=sys.stderr)
-    serve(llm.engine, options, listener)
+    raise typer.Exit(serve(llm.engine, options, listener, is_supervised=inherited is not None))
 
 
 def _base(host: str, port: int) -> str:

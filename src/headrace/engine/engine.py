@@ -84,6 +84,7 @@ class Engine:
         pools, prefixes: of each data parallel rank, the KV pages and what is known to be in them.
         scheduler: who runs next; of all ranks.
         is_paused: between `pause` and `resume`; `step` does nothing then.
+        is_pausing: after `begin_pause`, until what had begun has ended.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, manager: ExecutionManager) -> None:
@@ -98,7 +99,7 @@ class Engine:
             for rank, (pool, prefix) in enumerate(zip(self.pools, self.prefixes, strict=True))
         ]
         self.scheduler: Scheduler | RankedScheduler = ranks[0] if len(ranks) == 1 else RankedScheduler(ranks)
-        self.is_paused = False
+        self.is_paused = self.is_pausing = False
         self._intake = Intake(config, tokenizer, manager)
         self._requests: dict[str, list[Request]] = {}  # the choices that have not ended
         self._in_flight: _Launched | None = None
@@ -213,6 +214,19 @@ class Engine:
         Raises:
             ValueError: unknown mode.
         """
+        outputs = self.begin_pause(mode)
+        try:
+            while not self.is_paused:
+                self._step()
+        except BaseException:
+            self._outputs = outputs + self._outputs
+            self.resume()
+            raise
+        return outputs + self._take_outputs()
+
+    def begin_pause(self, mode: PauseMode = "wait") -> list[TokenOutput]:
+        """`pause` for who goes on calling `step`: with "wait" the engine `is_pausing` until what has begun has ended,
+        and only then `is_paused`."""
         if mode not in get_args(PauseMode):
             raise ValueError(f"mode: {mode!r} is not one of {', '.join(get_args(PauseMode))}")
         self._drain()
@@ -220,19 +234,20 @@ class Engine:
             for request in self._unfinished:
                 self._outputs.append(_output(request, None, request.cut_off()))
                 self._end(request)
-        elif mode == "wait":
-            self.scheduler.admits_new = False
-            try:
-                while any(request.num_cached is not None for request in self._unfinished):
-                    self._step()
-            finally:
-                self.scheduler.admits_new = True
-        self.is_paused = True
+        self.is_pausing, self.scheduler.admits_new = mode == "wait", mode != "wait"
+        self.is_paused = not self.is_pausing
+        self._end_pausing()
         return self._take_outputs()
 
     def resume(self) -> None:
         """Goes on after `pause`."""
-        self.is_paused = False
+        self.is_paused = self.is_pausing = False
+        self.scheduler.admits_new = True
+
+    def _end_pausing(self) -> None:
+        """Is paused as soon as nothing that has begun is left."""
+        if self.is_pausing and all(request.num_cached is None for request in self._unfinished):
+            self.is_paused, self.is_pausing, self.scheduler.admits_new = True, False, True
 
     def reset_prefix_cache(self, *, recompute_running: bool = False) -> list[TokenOutput]:
         """Forgets all cached prefixes, so that later prompts are computed with the present weights.
@@ -276,10 +291,11 @@ class Engine:
             launched = self._launch()
             if launched is not None and not self.config.overlap:
                 self._commit(launched)
-                return
-            committed, self._in_flight = self._in_flight, launched
-            if committed is not None:
-                self._commit(committed)
+            else:
+                committed, self._in_flight = self._in_flight, launched
+                if committed is not None:
+                    self._commit(committed)
+        self._end_pausing()
 
     def _drain(self) -> None:
         """Reads what is in flight."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+NO_FINITE_HIDDEN = "the model produced no finite hidden states; its weights may be damaged"
 NO_FINITE_LOGITS = "the model produced no finite logits; its weights may be damaged"
 
 
@@ -161,7 +162,7 @@ class Request:
         self.finish_reason = "length" if self.pooler is None else "stop"
         if self.pooler is not None and self.pooler.embedding() is None:
             self.finish_reason = "error"
-            self.error = "the model produced no finite hidden states; its weights may be damaged"
+            self.error = NO_FINITE_HIDDEN
 
     def end_without_token(self) -> str:
         """Ends the request where no token could be sampled, and returns the text that was held back.

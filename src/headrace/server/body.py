@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,8 +11,11 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from headrace.server.errors import APIError
+from headrace.server.limits import check_limits
 
 MAX_DEPTH = 100  # of arrays and objects in each other; everything after the parser may recurse
+# Nothing has integers of more than 64 bits, and what is made of them further down may not expect them.
+INTEGERS = range(-(1 << 63), 1 << 64)
 
 
 class JSONRoute(APIRoute):
@@ -29,48 +33,69 @@ class JSONRoute(APIRoute):
 
 class _JSONRequest(Request):
     async def json(self) -> Any:
-        return read_json(await self.body())
+        value = read_json(await self.body())
+        check_limits(value, self.app.state.server.options)
+        return value
 
 
 def read_json(body: bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        APIError: it is not JSON in UTF-8, holds NaN or Infinity, or is nested too deeply.
+        APIError: it is not JSON in UTF-8, holds NaN or Infinity, numbers or texts that only Python knows, or is nested
+            too deeply.
     """
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        raise APIError(400, f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from None
+        raise _invalid(f"is not UTF-8 at byte {error.start}") from None
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise APIError(
-            400, f"the body is not valid JSON: {error.msg} at character {error.pos}", code="invalid_json"
-        ) from None
+        raise _invalid(f"is not valid JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:  # a constant, or a number of thousands of digits
-        raise APIError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise _invalid(f"is not valid JSON: {error}") from None
     _check_depth(value)
+    if "\\u" in text:
+        _check_unicode(value)
     return value
 
 
 def _check_depth(value: Any) -> None:
+    """Refuses deep nesting, and numbers that other languages do not have."""
     level = [value]
     for _ in range(MAX_DEPTH):
+        for each in level:
+            if isinstance(each, int) and each not in INTEGERS:
+                raise _invalid("holds an integer of more than 64 bits")
+            if isinstance(each, float) and not math.isfinite(each):
+                raise _invalid("holds a number that is beyond any float")
         level = [part for each in level if isinstance(each, (dict, list)) for part in _parts(each)]
         if not level:
             return
     raise _too_deep()
 
 
+def _check_unicode(value: Any) -> None:
+    """Refuses half of a surrogate pair, which only an escape can bring: it is no text and fits no encoding."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _invalid("holds half of a surrogate pair, such as \\ud800 alone, which is no Unicode text") from None
+
+
 def _parts(value: dict[str, Any] | list[Any]) -> Any:
     return value.values() if isinstance(value, dict) else value
 
 
+def _invalid(what: str) -> APIError:
+    return APIError(400, f"the body {what}", code="invalid_json")
+
+
 def _too_deep() -> APIError:
-    return APIError(400, f"the body is nested more than {MAX_DEPTH} levels deep", code="invalid_json")
+    return _invalid(f"is nested more than {MAX_DEPTH} levels deep")
 
 
 def _refuse_constant(name: str) -> None:

@@ -14,20 +14,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from headrace.engine.engine import Engine, TokenOutput
+from headrace.engine.engine import Engine, PauseMode, TokenOutput
 from headrace.engine.intake import RequestParams
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, RequestError
 from headrace.execution.metrics import EngineMetrics
-from headrace.server.errors import DeadlineError, DrainingError, EngineDeadError, UnavailableError
+from headrace.server.errors import ConflictError, DeadlineError, DrainingError, EngineDeadError, UnavailableError
 from headrace.server.observer import Observer, PromptObserver
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-State = Literal["serving", "draining", "dead"]
+State = Literal["serving", "paused", "draining", "dead"]
 STATES: tuple[State, ...] = get_args(State)
 
 SNAPSHOT_S = 0.05  # the figures are at most so old while the engine works
+PAUSE_POLL_S = 0.02
 _WORKERS = 4  # threads for tokenising and for grammars
 
 
@@ -54,8 +55,8 @@ class Bridge:
 
     Attributes:
         engine: whose `config`, `tokenizer` and `check` any thread may use; the rest belongs to the engine's thread.
-        state: "serving"; "draining" takes no new requests; "dead" after a step failed or did not end.
         snapshot: the engine's figures, refreshed while it works and when it becomes idle.
+        when_dead: called when the engine has died.
         observer: is told of every prompt; None for nobody.
     """
 
@@ -63,7 +64,8 @@ class Bridge:
         self, engine: Engine, *, step_timeout_s: float = 300.0, request_timeout_s: float | None = None
     ) -> None:
         self.engine = engine
-        self.state: State = "serving"
+        self._is_draining = False
+        self.when_dead: Callable[[], None] = lambda: None
         self.snapshot: EngineMetrics = engine.metrics
         self.observer: Observer | None = None
         self._step_timeout_s, self._request_timeout_s = step_timeout_s, request_timeout_s
@@ -73,7 +75,7 @@ class Bridge:
         self._commands: deque[Callable[[], None]] = deque()
         self._wanted = threading.Condition()
         self._stopping = False
-        self._step_began: float | None = None
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
         self._death: EngineDeadError | None = None
@@ -89,8 +91,7 @@ class Bridge:
 
     async def drain(self, grace_s: float) -> None:
         """Takes no more requests, waits for those that are there, and after `grace_s` seconds ends them."""
-        if self.state == "serving":
-            self.state = "draining"
+        self._is_draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:
@@ -136,11 +137,47 @@ class Bridge:
         """Runs host work such as tokenising in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
 
+    async def pause(self, mode: PauseMode) -> None:
+        """Lets nothing run until `resume`; see `Engine.pause`. With "wait" it comes back when what had begun has ended,
+        whose clients get their tokens meanwhile.
+
+        Raises:
+            ConflictError: `resume` came first.
+            UnavailableError: the engine is dead.
+        """
+
+        def begin(engine: Engine) -> None:
+            self._on_loop(self._deliver, engine.begin_pause(mode), time.perf_counter())
+
+        await self.call(begin)
+        while not self.engine.is_paused:
+            if not await self.call(lambda engine: engine.is_pausing or engine.is_paused):
+                raise ConflictError("the pause was ended before all that had begun came to its end")
+            await asyncio.sleep(PAUSE_POLL_S)
+
+    async def reset_prefix_cache(self, *, recompute_running: bool) -> None:
+        """Forgets cached prefixes; see `Engine.reset_prefix_cache`."""
+
+        def reset(engine: Engine) -> None:
+            outputs = engine.reset_prefix_cache(recompute_running=recompute_running)
+            self._on_loop(self._deliver, outputs, time.perf_counter())
+
+        await self.call(reset)
+
+    @property
+    def state(self) -> State:
+        """ "serving", also "paused" takes requests; "draining" does not; "dead" after a step failed or did not end."""
+        if self._death is not None:
+            return "dead"
+        if self._is_draining:
+            return "draining"
+        return "paused" if self.engine.is_paused else "serving"
+
     def check_available(self) -> None:
         """Raises UnavailableError where no new request can be taken."""
         if self._death is not None:
             raise self._death
-        if self.state != "serving":
+        if self._is_draining:
             raise DrainingError("the server is shutting down")
 
     # -- requests, called by Generation
@@ -148,6 +185,7 @@ class Bridge:
     def _begin(self, generation: Generation) -> asyncio.Future[None]:
         """Posts a generation's prompts; the future tells whether the engine took them."""
         self.check_available()
+        self._check_fits(generation.prompts)
         generation.request_ids = [f"g{next(self._ids)}" for _ in generation.prompts]
         if self.observer is not None:
             generation.observers = [self.observer.on_arrival(len(p.ids), p.params) for p in generation.prompts]
@@ -171,6 +209,13 @@ class Bridge:
 
         self._post(add)
         return accepted
+
+    def _check_fits(self, prompts: Sequence[Prompt]) -> None:
+        """Refuses what could not be queued even if nobody else were there, instead of telling to try again."""
+        most, answers = self.engine.config.max_queued_requests, sum(prompt.params.n for prompt in prompts)
+        if most is not None and answers > most:
+            param = "n" if len(prompts) == 1 else "prompt"
+            raise RequestError(param, f"asks for {answers} answers in all, at most {most} may wait; ask for fewer")
 
     def _start_timer(self, generation: Generation) -> asyncio.TimerHandle | None:
         limit = self._request_timeout_s
@@ -208,14 +253,15 @@ class Bridge:
 
     def _die(self, error: EngineDeadError) -> None:
         if self._death is None:
-            self._death, self.state = error, "dead"
+            self._death = error
             self._fail_all(error)
+            self.when_dead()
 
     async def _watch(self) -> None:
         """Declares the engine dead when a step does not end."""
         while True:
             await asyncio.sleep(min(1.0, self._step_timeout_s / 4))
-            began = self._step_began
+            began = self._busy_since
             if began is not None and time.monotonic() - began > self._step_timeout_s:
                 log.error("a step has not ended for %.0f s: the engine is dead", self._step_timeout_s)
                 self._die(EngineDeadError("the engine hangs; the server must be started again"))
@@ -243,7 +289,7 @@ class Bridge:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while not self._stopping and self._death is None:
                 self._take_commands()
                 self._step()
         except BaseException as error:
@@ -255,7 +301,7 @@ class Bridge:
 
     @property
     def _has_work(self) -> bool:
-        return self.engine.has_unfinished and not self.engine.is_paused
+        return (self.engine.has_unfinished or self.engine.is_pausing) and not self.engine.is_paused
 
     def _take_commands(self) -> None:
         """Runs what was posted; waits for something if there is nothing to do."""
@@ -263,15 +309,17 @@ class Bridge:
             self.snapshot = self.engine.metrics
             with self._wanted:
                 self._wanted.wait_for(lambda: self._commands or self._stopping)
+        self._busy_since = time.monotonic()
         while self._commands:
             self._commands.popleft()()
+        self._busy_since = None
 
     def _step(self) -> None:
         if not self._has_work:
             return
-        self._step_began = now = time.monotonic()
+        self._busy_since = now = time.monotonic()
         outputs = self.engine.step()
-        self._step_began = None
+        self._busy_since = None
         if outputs:
             self._on_loop(self._deliver, outputs, time.perf_counter())
         if now - self._snapshot_at > SNAPSHOT_S:

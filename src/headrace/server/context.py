@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Server:
         template: the model's chat template, if it has one.
         metrics: what Prometheus reads.
         tracing: where spans go, if anywhere.
+        loading: held while new weights are loaded.
         started: Unix time of the start, in seconds.
     """
 
@@ -36,6 +38,7 @@ class Server:
     template: ChatTemplate | None
     metrics: Metrics
     tracing: Tracing | None
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -94,7 +97,7 @@ class Server:
             )
 
 
-def server_of(request: Request) -> Server:
-    """The server that a request came to."""
+async def server_of(request: Request) -> Server:
+    """The server that a request came to. No plain function: FastAPI would call that in a thread."""
     server: Server = request.app.state.server
     return server

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from headrace.engine.request import NO_FINITE_LOGITS
+from headrace.engine.request import NO_FINITE_HIDDEN, NO_FINITE_LOGITS
 from headrace.errors import HeadraceError, ModelError, QueueFullError, RequestError
 from headrace.server.messages.errors import MESSAGES_PATH, anthropic_body
 
@@ -48,6 +48,10 @@ class DeadlineError(UnavailableError):
     code = "timeout"
 
 
+class ConflictError(HeadraceError):
+    """What an operator asks for does not go together with what another has asked for."""
+
+
 class APIError(HTTPException):
     """A request that is answered with an error.
 
@@ -82,7 +86,7 @@ def unsupported(param: str, what: str) -> APIError:
 
 def generation_error(message: str) -> APIError:
     """A choice that ended with an error: the request's own fault, unless the model failed."""
-    if message == NO_FINITE_LOGITS:
+    if message in (NO_FINITE_HIDDEN, NO_FINITE_LOGITS):
         return APIError(500, message, type=SERVER, code="generation_failed")
     return APIError(400, message, code="generation_failed")
 
@@ -97,6 +101,8 @@ def as_api_error(error: BaseException) -> APIError:
         return APIError(429, str(error), type="rate_limit_error", code="queue_full", headers={"retry-after": "1"})
     if isinstance(error, UnavailableError):
         return APIError(503, str(error), type=SERVER, code=error.code, headers={"retry-after": "5"})
+    if isinstance(error, ConflictError):
+        return APIError(409, str(error), code="conflict")
     if isinstance(error, ModelError):
         return APIError(400, str(error), code="unsupported_by_model")
     if isinstance(error, RequestValidationError):

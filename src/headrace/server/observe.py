@@ -18,7 +18,7 @@ from headrace.server.tracing import Tracing
 
 CLIENT_CLOSED_REQUEST = 499  # what nginx logs where the client left before an answer began
 # What is asked for every few seconds is no news.
-QUIET = frozenset({"/health", "/ready", "/metrics"})
+QUIET = frozenset({"/health", "/ready", "/metrics", "/status"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 NO_ROUTE = "none"
 _LONGEST_PATH = 200

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter, time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.engine.intake import RequestParams
+from headrace.server.ids import new_id
+
+if TYPE_CHECKING:
+    from headrace.engine.intake import RequestParams
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -64,7 +66,7 @@ class RequestContext:
                 trace[name.decode()] = value.decode("latin-1")
         client = scope.get("client")
         return cls(
-            wanted if _SANE_ID.fullmatch(wanted) else f"req-{uuid.uuid4().hex}",
+            wanted if _SANE_ID.fullmatch(wanted) else new_id("req-"),
             scope["method"],
             scope["path"],
             client[0] if client else "",

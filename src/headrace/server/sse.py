@@ -17,6 +17,7 @@ from headrace.server.errors import as_api_error, error_response
 T = TypeVar("T")
 Event = dict[str, Any] | bytes  # bytes are sent as they are
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one for each event
 DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499
 # Proxies must neither keep events back nor keep them.
@@ -25,7 +26,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 def to_json(value: Any) -> str:
     """JSON as it goes over the wire."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def data_line(value: Any) -> bytes:
@@ -80,11 +81,11 @@ class EventStream(Response):
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
-    """The answer whose body some work gives; the work is cancelled when the client hangs up."""
+    """The answer whose body some work gives, as a value or as JSON; the work is cancelled when the client hangs up."""
     done, body = await _until_gone(request.receive, work)
     if not done:
         return Response(status_code=CLIENT_GONE)  # which nobody reads; the log does
-    return Response(to_json(body), media_type="application/json")
+    return Response(body if isinstance(body, bytes) else to_json(body), media_type="application/json")
 
 
 async def _until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> tuple[bool, T | None]:

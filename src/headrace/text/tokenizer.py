@@ -151,6 +151,10 @@ class Tokenizer:
             self._bytes[id] = data
         return data
 
+    def piece(self, id: int) -> str:
+        """Return the token as the vocabulary writes it, `Ġriver` say; empty for an id without one."""
+        return self._text_of(id) or ""
+
     def is_special(self, id: int) -> bool:
         """Whether the id is a control token, which is not part of the text that a user sees."""
         return id in self._special

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from headrace.server.errors import APIError, generation_error
+from headrace.server.ids import new_id
 from headrace.server.messages.input import ID_PREFIX
 from headrace.server.turn import AnswerDelta
 
@@ -67,7 +67,7 @@ class MessageOutput:
     """
 
     def __init__(self, model: str, prompt_tokens: int, max_tokens: int, stops: Collection[str]) -> None:
-        self._id, self._model = f"msg_{uuid.uuid4().hex}", model
+        self._id, self._model = new_id("msg_"), model
         self._prompt_tokens, self._max_tokens, self._stops = prompt_tokens, max_tokens, stops
         self._blocks: list[_Block] = []
         self._is_open = False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
+
+from headrace.server.ids import new_id
 
 Event = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -27,7 +28,7 @@ class Message:
     """Text that the user reads."""
 
     def __init__(self, index: int) -> None:
-        self._index, self._id = index, f"msg_{uuid.uuid4().hex}"
+        self._index, self._id = index, new_id("msg_")
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
 
@@ -68,7 +69,7 @@ class Reasoning:
     """What the model thinks before it speaks."""
 
     def __init__(self, index: int) -> None:
-        self._index, self._id = index, f"rs_{uuid.uuid4().hex}"
+        self._index, self._id = index, new_id("rs_")
         self._texts: list[str] = []
 
     def _event(self, type: str, **fields: Any) -> Event:
@@ -106,7 +107,7 @@ class FunctionCall:
     """A call of one of the caller's functions."""
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
-        self._index, self._id = index, f"fc_{uuid.uuid4().hex}"
+        self._index, self._id = index, new_id("fc_")
         self._call_id, self._name = call_id, name
         self._arguments: list[str] = []
 

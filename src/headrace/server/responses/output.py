@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from headrace.sampling.scores import TokenLogprobs
 from headrace.server.errors import APIError, generation_error
+from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_entries
 from headrace.server.responses.items import Event, FunctionCall, Item, Message, Reasoning, Status
 from headrace.server.turn import AnswerDelta
@@ -30,7 +30,7 @@ class ResponseOutput:
     """
 
     def __init__(self, model: str, echo: dict[str, Any], tokenizer: Tokenizer, prompt_tokens: int) -> None:
-        own = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model}
+        own = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time()), "model": model}
         self._resource = own | {"error": None, "incomplete_details": None, "usage": None} | echo
         self._tokenizer, self._prompt_tokens = tokenizer, prompt_tokens
         self._ended: list[dict[str, Any]] = []

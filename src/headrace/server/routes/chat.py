@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from headrace.server import turn
 from headrace.server.body import JSONRoute
 from headrace.server.context import Server, server_of
 from headrace.server.errors import generation_error
+from headrace.server.ids import new_id
 from headrace.server.logprobs import chat_entries
 from headrace.server.reader import CallDelta
 from headrace.server.schema.chat import ChatRequest
@@ -40,7 +40,7 @@ class _ChatCompletion:
 
     def __init__(self, server: Server, body: ChatRequest) -> None:
         self._server, self._body, self._turn = server, body, body.turn(server)
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._has_begun: set[int] = set()  # choices whose role has been told
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:

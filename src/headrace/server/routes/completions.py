@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,6 +15,7 @@ from headrace.server.body import JSONRoute
 from headrace.server.bridge import Prompt
 from headrace.server.context import Server, server_of
 from headrace.server.errors import generation_error
+from headrace.server.ids import new_id
 from headrace.server.logprobs import CompletionLogprobs, prompt_entries
 from headrace.server.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from headrace.server.sse import EventStream, answer
@@ -46,7 +46,7 @@ class _Completion:
 
     def __init__(self, server: Server, body: CompletionRequest, params: SamplingParams) -> None:
         self._server, self._body, self._params = server, body, params
-        self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self._id, self._created = new_id("cmpl-"), int(time.time())
 
     def _prepare(self) -> list[Prompt]:
         """The prompts as tokens, checked; in a worker thread."""

@@ -19,6 +19,7 @@ async def health(server: Server = Depends(server_of)) -> JSONResponse:  # noqa: 
 
 @router.get("/ready")
 async def ready(server: Server = Depends(server_of)) -> JSONResponse:  # noqa: B008
-    """200 when new requests are taken; 503 while shutting down, or when the engine is dead."""
+    """200 when new requests are taken, also where they wait for the end of a pause; 503 while shutting down, or when
+    the engine is dead."""
     state = server.bridge.state
-    return JSONResponse({"status": state}, 200 if state == "serving" else 503)
+    return JSONResponse({"status": state}, 200 if state in ("serving", "paused") else 503)

@@ -1,0 +1,1 @@
+"""`headrace bench serve`: load for any OpenAI-compatible server, and what its clients saw. Never imports JAX."""

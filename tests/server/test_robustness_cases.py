@@ -1,0 +1,76 @@
+"""The robustness cases of public bug reports, over a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from server.running import Running
+from smol import RIVER
+
+FORCED = {"temperature": 0, "logit_bias": {str(RIVER): 100}, "max_tokens": 2}
+JSON = {"content-type": "application/json"}
+LEAK = re.compile(r"Traceback|File \"/|surrogates not allowed|can't encode|codec|UnicodeEncodeError|UnicodeDecodeError")
+HALF = r"a\ud800b"
+
+
+def raw(path_body: dict[str, Any], **escaped: str) -> bytes:
+    """A body whose marks are replaced by text as it goes over the wire."""
+    text = json.dumps({**FORCED, **path_body})
+    for mark, value in escaped.items():
+        text = text.replace(mark, value)
+    return text.encode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("half", [HALF, r"\udc00", r"\ude00\ud83d", r"x\uD83Dx"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "MARK"},
+        {"prompt": ["a", "MARK"]},
+        {"prompt": "a", "stop": ["MARK"]},
+        {"prompt": "a", "user": "MARK"},
+        {"prompt": "a", "model": "MARK"},
+        {"prompt": "a", "MARK": 1},
+        {"prompt": "a", "logit_bias": {"MARK": 1}},
+        {"prompt": "a", "bad_words": ["MARK"]},
+        {"prompt": "a", "guided_regex": "MARK"},
+        {"prompt": "a", "guided_choice": ["MARK"]},
+        {"prompt": "a", "guided_json": {"enum": ["MARK"]}},
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["MARK"]}}}},
+        {"prompt": "a", "cache_salt": "MARK"},
+    ],
+    ids=str,
+)
+def test_rob_01_half_a_surrogate_pair_is_refused_and_not_told(
+    server: Running, body: dict[str, Any], half: str, stream: bool
+) -> None:
+    content = raw({**body, "stream": stream}, MARK=half)
+    response = server.client.post("/v1/completions", content=content, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+    assert not LEAK.search(response.text)
+
+
+def test_rob_01_pairs_nul_and_broken_bytes(server: Running) -> None:
+    def ask(prompt: bytes) -> Any:
+        content = raw({"prompt": "MARK", "echo": True}).replace(b"MARK", prompt)
+        return server.client.post("/v1/completions", content=content, headers=JSON)
+
+    for prompt, text in (
+        (rb"\ud83d\ude00", "😀"),
+        (rb"a\u0000b", "a\0b"),
+        (rb"\\ud800", r"\ud800"),
+        (b"\xf0\x9f\x98\x80", "😀"),
+    ):
+        response = ask(prompt)
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["text"] == f"{text} river river"
+    for prompt in (b"a\xff\xfeb", b"\xed\xa0\x80", b"\xf0\x9f"):
+        response = ask(prompt)
+        assert response.status_code == 400
+        assert not LEAK.search(response.text)
