@@ -155,7 +155,8 @@ class Answer:
         if reason == "stop" and reader.num_calls and not self._is_named:
             reason = "tool_calls"
         deltas = [delta for some, parts in groups for delta in _told(index, some, parts)]
-        deltas[-1] = replace(deltas[-1], finish_reason=reason, error=last.error, stop_reason=last.stop_reason)
+        if reason is not None:
+            deltas[-1] = replace(deltas[-1], finish_reason=reason, error=last.error, stop_reason=last.stop_reason)
         return deltas
 
 
@@ -173,25 +174,21 @@ def _read_together(reader: AnswerReader, outputs: list[TokenOutput]) -> list[tup
 
 def _told(index: int, outputs: list[TokenOutput], parts: list[Parts]) -> list[AnswerDelta]:
     """Deltas of what some outputs brought; the first has all their tokens."""
-    deltas = [
+    tokens = tuple([output.token_id for output in outputs if output.token_id is not None])
+    logprobs = tuple([output.logprobs for output in outputs if output.logprobs is not None])
+    return [
         AnswerDelta(
             index=index,
             content=part.content,
             reasoning=part.reasoning,
             calls=tuple(part.calls),
-            token_ids=(),
-            logprobs=(),
+            token_ids=() if number else tokens,
+            logprobs=() if number else logprobs,
             finish_reason=None,
             error=None,
         )
-        for part in parts
+        for number, part in enumerate(parts)
     ]
-    deltas[0] = replace(
-        deltas[0],
-        token_ids=tuple(output.token_id for output in outputs if output.token_id is not None),
-        logprobs=tuple(output.logprobs for output in outputs if output.logprobs is not None),
-    )
-    return deltas
 
 
 @asynccontextmanager
