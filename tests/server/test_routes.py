@@ -35,13 +35,25 @@ class Row:
     body: dict[str, Any] = field(default_factory=dict)
 
 
+MESSAGE = {"role": "user", "content": "a"}
 COMPLETION = {"model": "tiny", "prompt": "a", "max_tokens": 1}
 ROUTES = {
     "/v1/completions": Row({"POST": 200}, body=COMPLETION),
+    "/v1/chat/completions": Row({"POST": 200}, body={"messages": [MESSAGE], "max_tokens": 1}),
+    "/v1/responses": Row({"POST": 200}, body={"input": "a", "max_output_tokens": 1}),
+    "/v1/responses/input_tokens": Row({"POST": 200}, body={"input": "a"}),
+    "/v1/messages": Row({"POST": 200}, body={"model": "tiny", "messages": [MESSAGE], "max_tokens": 1}),
+    "/v1/messages/count_tokens": Row({"POST": 200}, body={"model": "tiny", "messages": [MESSAGE]}),
+    "/v1/embeddings": Row({"POST": 400}, body={"model": "tiny"}),
+    "/tokenize": Row({"POST": 200}, body={"prompt": "a"}),
+    "/detokenize": Row({"POST": 200}, body={"tokens": [5]}),
     "/v1/models": Row({"GET": 200}),
     "/v1/models/{model:path}": Row({"GET": 200}, path="/v1/models/tiny"),
     "/openapi.json": Row({"GET": 200}),
     "/metrics": Row({"GET": 200}),
+    "/status": Row({"GET": 200}),
+    "/": Row({"GET": 200}, needs="nothing"),
+    "/page/{name}": Row({"GET": 200}, needs="nothing", path="/page/index.html"),
     "/version": Row({"GET": 200}, needs="nothing"),
     "/health": Row({"GET": 200}, needs="nothing"),
     "/ready": Row({"GET": 200}, needs="nothing"),
@@ -78,10 +90,15 @@ def unlocked(smol_tokenizer: Tokenizer) -> Iterator[Running]:
 
 
 def assert_error(response: httpx.Response, code: str | None = None) -> None:
-    error = response.json()["error"]
-    assert {"message", "type", "param", "code"} <= set(error), error
+    body = response.json()
+    error = body["error"]
     assert error["message"]
-    assert code in (None, error["code"])
+    if response.request.url.path.startswith("/v1/messages"):  # Anthropic's form
+        assert body["type"] == "error"
+        assert set(error) == {"message", "type"}
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
+        assert code in (None, error["code"])
 
 
 def ask(server: Running, method: str, path: str, key: Any = None, **given: Any) -> httpx.Response:

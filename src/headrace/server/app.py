@@ -39,7 +39,6 @@ ROUTERS = (
     models.router,
     health.router,
     metrics.router,
-    admin.router,
     status.router,
     page.router,
 )
@@ -56,7 +55,7 @@ class App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """All middleware, with the observer around it."""
         server: Server = self.state.server
-        declared = [getattr(route, "path", "{") for router in ROUTERS for route in router.routes]
+        declared = [getattr(route, "path", "{") for router in (*ROUTERS, admin.router) for route in router.routes]
         paths = [path for path in declared if "{" not in path]
         return Observe(super().build_middleware_stack(), server.metrics, server.tracing, paths)
 

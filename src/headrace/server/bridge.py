@@ -293,6 +293,7 @@ class Bridge:
                 self._take_commands()
                 self._step()
         except BaseException as error:
+            self._busy_since = None
             log.exception("a step failed: the engine is dead")
             self._on_loop(
                 self._die,

@@ -21,7 +21,7 @@ def bind(options: ServerOptions) -> socket.socket:
         listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"port: cannot listen on {options.host}:{options.port}: {error.strerror or error}") from error
-    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; without it an
-    # answer's second part waits 40 ms for the client's acknowledgement of its first.
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which these do not; without it
+    # the second part of an answer waits 40 ms until the client has acknowledged the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

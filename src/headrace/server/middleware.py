@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.server.errors import APIError
+from headrace.server.errors import NOT_FOUND, APIError
 from headrace.server.keys import KeyRing
 from headrace.server.options import ServerOptions
 
@@ -64,10 +64,16 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            wanted = self._wanted(scope["path"])
+            path = scope["path"]
+            wanted = self._wanted(path)
             given = _given_keys(Headers(scope=scope)) if len(wanted) else []
             if len(wanted) and not wanted.has_one_of(given):
                 await _refuse(scope, receive, send, _invalid_key(bool(given)))
+                return
+            if path.startswith(ADMIN_PREFIX) and not len(self._admin):  # whatever routes there may be
+                await _refuse(
+                    scope, receive, send, APIError(404, "there is no such route", type=NOT_FOUND, code="unknown_url")
+                )
                 return
         await self._app(scope, receive, send)
 
