@@ -43,7 +43,7 @@ test: dev $(VENV)/chromium
 
 page-test: dev $(VENV)/chromium
 	@echo "headrace: testing the page in Chromium"
-	@$(BIN)/python -m pytest tests/server/test_page.py tests/server/browser
+	@$(BIN)/python -m pytest $(WORKERS) tests/server/test_page.py tests/server/browser
 
 soak: dev
 	@echo "headrace: running random load"

@@ -35,7 +35,7 @@ from headrace.benchmark.serve.options import LoadOptions
 from headrace.benchmark.serve.report import machine
 from headrace.benchmark.serve.statistics import figures
 
-LOADS = [(1, False, 2000), (1, True, 2000), (256, False, 192), (256, True, 192)]  # tokens, streamed, requests
+LOADS = [(1, False, 2000), (1, True, 2000), (256, False, 128), (256, True, 128)]  # tokens, streamed, requests
 AT_ONCE = 64
 ROUNDS = 3
 
@@ -101,8 +101,9 @@ def serve(model: str, profile: Path | None) -> None:
     from engine.paper import PaperManager
     from headrace.config import EngineConfig
     from headrace.engine.engine import Engine, TokenOutput
+    from headrace.server.listener import bind
     from headrace.server.options import ServerOptions
-    from headrace.server.run import HTTPServer, bind, serve_on
+    from headrace.server.run import HTTPServer, serve_on
     from headrace.text.tokenizer import Tokenizer
     from headrace.weights.gguf import GGUFFile
     from headrace.weights.sources import resolve

@@ -43,7 +43,7 @@ def main(url: str, model: str) -> None:
         weather = chat.with_structured_output(Weather, method=method).invoke(question)
         assert isinstance(weather, Weather)
         print(f"structured output by {method}: {weather!r}")
-    called = chat.bind_tools([get_weather], tool_choice="required").invoke(question)
+    called = chat.bind_tools([get_weather], tool_choice="required", parallel_tool_calls=False).invoke(question)
     assert called.tool_calls[0]["name"] == "get_weather"
     result = get_weather.invoke(called.tool_calls[0])
     after = chat.invoke([("human", question), called, result])

@@ -244,7 +244,7 @@ def _with_arguments(piece: tuple[str, str]) -> Said:
     return [piece, ("arguments", '{"x"'), ("arguments", ": [1, 2]}")] if piece[0] == "call" else [piece]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(said=STREAMS, merge=st.lists(st.booleans(), max_size=30), reason=st.sampled_from(["stop", "length"]))
 def test_the_whole_does_not_depend_on_the_cuts(
     smol_tokenizer: Tokenizer, said: Said, merge: list[bool], reason: str

@@ -200,9 +200,9 @@ def test_reasoning_is_separate_if_asked_for(
         assert together["message"]["content"] == said
 
 
-def test_the_server_s_options_say_how_calls_and_reasoning_are_read(smol_tokenizer: Tokenizer) -> None:
-    engine = scripted_engine(smol_tokenizer, f"<think>Hm.</think>{HERMES}")
-    with running(engine, separate_reasoning=True, tool_parser="hermes") as server:
+def test_the_server_s_options_say_how_calls_and_reasoning_are_read(smollm2_path: Path) -> None:
+    engine = scripted_engine(family_tokenizer(smollm2_path, QWEN3), f"<think>Hm.</think>{ARRAY}")
+    with running(engine, separate_reasoning=True, tool_parser="json") as server:
         [answered] = both(server, tools=[NOTE, ADD], max_tokens=300)
         assert answered["message"]["reasoning_content"] == "Hm."
         assert calls_of(answered) == BOTH
@@ -210,17 +210,37 @@ def test_the_server_s_options_say_how_calls_and_reasoning_are_read(smol_tokenize
         ServerOptions(tool_parser="xml")
 
 
-def test_structured_answers_have_neither_calls_nor_reasoning(server: Running) -> None:
+def test_an_answer_whose_form_is_given_may_be_calls_instead(server: Running, smol_tokenizer: Tokenizer) -> None:
     call = '{"name": "note", "arguments": {}}'
     [answered] = both(
-        server,
-        tools=[NOTE],
-        structured_outputs={"choice": [call]},
-        separate_reasoning=True,
-        max_tokens=60,
+        server, tools=[NOTE], structured_outputs={"choice": [call]}, separate_reasoning=True, max_tokens=60
     )
     assert answered["message"]["content"] == call
     assert "tool_calls" not in answered["message"]
+    answer = {"$id": "x:y", "$defs": {"N": {"enum": ["note", "é"]}}, "type": "object", "additionalProperties": False,
+              "properties": {"name": {"$ref": "#/$defs/N"}}, "required": ["name"]}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": answer, "strict": True}}
+    body = {"tools": [NOTE, ADD], "response_format": form, "max_tokens": 150}
+    seen = set()
+    for one in both(server, **body, n=8, seed=3, parallel_tool_calls=False):
+        seen.add(one["finish_reason"])
+        if one["finish_reason"] == "stop":
+            assert json.loads(one["message"]["content"])["name"] in ("note", "é")
+        if one["finish_reason"] == "tool_calls":
+            assert calls_of(one)[0][0] in ("note", "add")
+    assert seen >= {"stop", "tool_calls"}
+    [plain] = both(
+        server, **{**body, "response_format": {"type": "json_object"}}, logit_bias=bias(smol_tokenizer, "[", "[{")
+    )
+    assert plain["message"]["content"].startswith("{")
+    broken = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(["}}}
+    refused = server.post(CHAT, messages=[USER], tools=[NOTE], response_format=broken)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs.json")
+
+
+def bias(tokenizer: Tokenizer, *texts: str) -> dict[str, float]:
+    """Against tokens."""
+    return {str(token): -100.0 for text in texts for token in tokenizer.encode(text, add_bos=False)[:1]}
 
 
 def test_templates_that_know_no_tools_are_told_in_words(server: Running, tiny_llm: LLM) -> None:
@@ -262,7 +282,10 @@ def test_a_template_without_system_messages_is_told_of_tools_by_the_user(smollm2
         assert answered["message"]["content"].endswith("\n\nHi|")
 
 
-@pytest.mark.parametrize("arguments", ["null", "[1]", "not json", '"x"', "{", '{"a": "\\ud800"}', None, "[" * 2000])
+@pytest.mark.parametrize(
+    "arguments",
+    ["null", "[1]", "not json", '"x"', "{", '{"a": "\\ud800"}', None, "[" * 2000],
+)
 def test_arguments_in_the_history_are_objects(server: Running, arguments: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
     messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -271,7 +294,19 @@ def test_arguments_in_the_history_are_objects(server: Running, arguments: Any) -
     assert response.json()["error"]["param"] == "messages"
 
 
-@pytest.mark.parametrize("calls", [1, "x", [1], [{}], [{"function": {}}], [{"function": {"name": 1}}]])
+@pytest.mark.parametrize("depth", [200, 900, 990])
+def test_arguments_that_are_nested_deeply_are_refused(server: Running, depth: int) -> None:
+    """Too deep, or too long for the context; a failure of the server's in no case."""
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    response = server.post(CHAT, messages=[USER, {"role": "assistant", "tool_calls": [call]}], max_tokens=1)
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [1, "x", [1], [{}], [{"function": {}}], [{"function": {"name": 1}}], [{"id": {}, "function": {"name": "f"}}]],
+)
 def test_calls_in_the_history_have_a_form(server: Running, calls: Any) -> None:
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
     response = server.post(CHAT, messages=messages, max_tokens=1)

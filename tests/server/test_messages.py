@@ -205,3 +205,17 @@ def test_a_failure_inside_the_stream_ends_it_with_an_event(smol_tokenizer: Token
         with pytest.raises(anthropic.APIStatusError) as error:
             client.messages.create(model="tiny", messages=HI, max_tokens=20)
         assert error.value.status_code == 503
+
+
+def test_the_key_comes_in_anthropics_header_and_its_lack_is_told_in_anthropics_form(smol_tokenizer: Tokenizer) -> None:
+    with running(scripted_engine(smol_tokenizer, "one"), api_keys=("secret",), max_body_bytes=500) as server:
+        asked: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 5}
+        with client_of(server, "secret") as client:
+            assert client.messages.create(**asked).content[0].text == "one"
+            with pytest.raises(anthropic.APIStatusError) as error:
+                client.messages.create(**asked | {"messages": LONG})
+            assert (error.value.status_code, error.value.body["error"]["type"]) == (413, "request_too_large")
+        with client_of(server, "wrong") as client, pytest.raises(anthropic.AuthenticationError) as refused:
+            client.messages.create(**asked)
+        body = anthropic.types.ErrorResponse.model_validate(refused.value.body)
+        assert body.error.type == "authentication_error"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import RequestError
 from headrace.sampling.checks import shown
+from headrace.sampling.structured import StructuredOutputs
 from headrace.structured.grammar import subschemas
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -78,9 +80,24 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
     return {"$defs": definitions, "type": "array", "minItems": 1, **most, "items": items}
 
 
+def answer_or_calls_schema(form: StructuredOutputs, tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any] | None:
+    """The JSON schema of an answer of this form, or of calls in its place; None if the form is not JSON."""
+    if form.json_object:
+        answer: Any = {"type": "object"}
+    elif isinstance(form.json, str):
+        answer = moved(json.loads(form.json), "#/$defs/answer")
+    else:
+        return None
+    calls = calls_schema(tools, parallel=parallel)
+    definitions = {**calls.pop("$defs"), "answer": answer}
+    return {"$defs": definitions, "anyOf": [{"$ref": "#/$defs/answer"}, calls]}
+
+
 def moved(schema: Any, place: str) -> Any:
     """A copy of a schema for another place of a larger document: its references to itself lead there."""
     copy = _copied(schema)
+    if isinstance(copy, dict):
+        copy.pop("$id", None)  # or else they would mean a document of that name
     for part in subschemas(copy):
         reference = part.get("$ref")
         if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):

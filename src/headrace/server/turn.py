@@ -18,12 +18,12 @@ from headrace.sampling.structured import StructuredOutputs
 from headrace.server.bridge import Generation, Prompt
 from headrace.server.context import Server
 from headrace.server.reader import AnswerReader, CallDelta, Parts, joined
-from headrace.server.tools import Tool, calls_schema, checked_tools, parameters_of
+from headrace.server.tools import Tool, answer_or_calls_schema, calls_schema, checked_tools, parameters_of
 from headrace.text.chat import ChatTemplate, encode_chat
 from headrace.text.reasoning import CLOSING, OPENING, ReasoningSplitter, opens_reasoning
 from headrace.text.tools.formats import ToolFormat, tool_format
 from headrace.text.tools.history import parsed_history, written_out
-from headrace.text.tools.json import json_parser
+from headrace.text.tools.json import array_parser, json_parser
 from headrace.text.tools.named import NamedParser
 
 _NAMED = "function:"
@@ -155,7 +155,8 @@ class Answer:
         if reason == "stop" and reader.num_calls and not self._is_named:
             reason = "tool_calls"
         deltas = [delta for some, parts in groups for delta in _told(index, some, parts)]
-        deltas[-1] = replace(deltas[-1], finish_reason=reason, error=last.error, stop_reason=last.stop_reason)
+        if reason is not None:
+            deltas[-1] = replace(deltas[-1], finish_reason=reason, error=last.error, stop_reason=last.stop_reason)
         return deltas
 
 
@@ -173,25 +174,21 @@ def _read_together(reader: AnswerReader, outputs: list[TokenOutput]) -> list[tup
 
 def _told(index: int, outputs: list[TokenOutput], parts: list[Parts]) -> list[AnswerDelta]:
     """Deltas of what some outputs brought; the first has all their tokens."""
-    deltas = [
+    tokens = tuple([output.token_id for output in outputs if output.token_id is not None])
+    logprobs = tuple([output.logprobs for output in outputs if output.logprobs is not None])
+    return [
         AnswerDelta(
             index=index,
             content=part.content,
             reasoning=part.reasoning,
             calls=tuple(part.calls),
-            token_ids=(),
-            logprobs=(),
+            token_ids=() if number else tokens,
+            logprobs=() if number else logprobs,
             finish_reason=None,
             error=None,
         )
-        for part in parts
+        for number, part in enumerate(parts)
     ]
-    deltas[0] = replace(
-        deltas[0],
-        token_ids=tuple(output.token_id for output in outputs if output.token_id is not None),
-        logprobs=tuple(output.logprobs for output in outputs if output.logprobs is not None),
-    )
-    return deltas
 
 
 @asynccontextmanager
@@ -211,6 +208,13 @@ async def answer(server: Server, turn: Turn) -> AsyncIterator[Answer]:
 
 def prompt_ids(server: Server, turn: Turn) -> list[int]:
     """The prompt that a turn makes; the errors are those of `answer`. For a worker thread."""
+    try:
+        return _prompt_ids(server, turn)
+    except RecursionError:  # the text of arguments in the history may be nested more deeply than a body
+        raise RequestError("messages", "are nested too deeply") from None
+
+
+def _prompt_ids(server: Server, turn: Turn) -> list[int]:
     template, tools = _template(server), checked_tools(turn.tools)
     _check_choice(turn.tool_choice, tools)
     if taken := _TAKEN & {*turn.template_kwargs}:
@@ -283,17 +287,21 @@ class _Prepared:
 
 def _prepare(server: Server, turn: Turn) -> _Prepared:
     ids = prompt_ids(server, turn)
-    form = tool_format(server.options.tool_parser, _template(server).source)
+    template, engine = _template(server), server.bridge.engine
+    # Who is told of tools in our words answers in our form.
+    form = tool_format(server.options.tool_parser if template.prints_tools else "json", template.source)
     tools = [] if turn.tool_choice == "none" else checked_tools(turn.tools)
-    if turn.tool_choice in ("auto", "none"):
-        params, new_reader = _free(server, turn, ids, form, tools)
-    else:
+    if turn.tool_choice not in ("auto", "none"):
         params, new_reader = _forced(turn, form, tools)
-    engine = server.bridge.engine
+    elif turn.params.structured_outputs is not None:
+        params, new_reader = _structured(turn, turn.params.structured_outputs, form, tools)
+    else:
+        params, new_reader = _free(server, turn, ids, form, tools)
     try:
         engine.check(ids, params, cache_salt=turn.cache_salt)
     except RequestError as error:
-        if params.structured_outputs is not turn.params.structured_outputs and "structured" in error.param:
+        if params.structured_outputs != turn.params.structured_outputs and error.param.startswith("structured"):
+            engine.check(ids, turn.params, cache_salt=turn.cache_salt)  # whose fault it is
             raise RequestError("tools", str(error)) from None
         raise
     return _Prepared(engine.kept_prompt(ids, params), params, new_reader, turn.tool_choice.startswith(_NAMED))
@@ -315,17 +323,29 @@ def _forced(turn: Turn, form: ToolFormat, tools: list[Tool]) -> tuple[SamplingPa
     return replace(turn.params, structured_outputs=StructuredOutputs(json=schema)), new_reader
 
 
+def _structured(
+    turn: Turn, outputs: StructuredOutputs, form: ToolFormat, tools: list[Tool]
+) -> tuple[SamplingParams, Callable[[], AnswerReader]]:
+    """The answer has a form, and no reasoning. Where the form is JSON, an array of calls may take its place."""
+    schema = answer_or_calls_schema(outputs, tools, parallel=turn.parallel_tool_calls) if tools else None
+    if schema is None:
+        return turn.params, lambda: AnswerReader(None, None, form.new_id)
+    names = frozenset(tool["function"]["name"] for tool in tools)
+
+    def new_reader() -> AnswerReader:
+        return AnswerReader(None, array_parser(names), form.new_id)
+
+    return replace(turn.params, structured_outputs=StructuredOutputs(json=schema)), new_reader
+
+
 def _free(
     server: Server, turn: Turn, ids: list[int], form: ToolFormat, tools: list[Tool]
 ) -> tuple[SamplingParams, Callable[[], AnswerReader]]:
-    """The model decides whether it calls; an answer whose structure is given has neither calls nor reasoning."""
-    is_structured = turn.params.structured_outputs is not None
+    """The model decides whether it calls, and writes calls in its own form."""
     names = frozenset(tool["function"]["name"] for tool in tools)
-    calls, splits = bool(tools) and not is_structured, False
-    markers: tuple[str, ...] = form.markers if calls else ()
-    if not is_structured and (turn.separate_reasoning or calls):
-        splits, markers = True, (*markers, OPENING, CLOSING)
+    splits = turn.separate_reasoning or bool(tools)
     # Markers that are control tokens in this model would not be in the text.
+    markers = (*(form.markers if tools else ()), *((OPENING, CLOSING) if splits else ()))
     special = server.tokenizer.special_ids
     shown = (*turn.params.shown_token_ids, *(special[marker] for marker in markers if marker in special))
     is_open = splits and opens_reasoning(server.tokenizer, ids)
@@ -334,7 +354,7 @@ def _free(
         hidden = turn.separate_reasoning
         return AnswerReader(
             ReasoningSplitter(is_open=is_open, keep_tags=not hidden) if splits else None,
-            form.new_parser(names) if calls else None,
+            form.new_parser(names) if tools else None,
             form.new_id,
             shows_reasoning=not hidden,
             max_calls=None if turn.parallel_tool_calls else 1,

@@ -137,7 +137,7 @@ def test_parameters_are_sent_and_kept(tab: Tab) -> None:
     assert asked.value.headers["authorization"] == "Bearer secret"
     tab.answered()
     assert figures(tab).startswith("3 tokens")
-    assert figures(tab).endswith("ended at the limit of tokens")
+    assert figures(tab).endswith("token limit reached")
     body = tab.bodies[-1][1]
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert {name: body[name] for name in given} == {name: json.loads(value) for name, value in given.items()}
@@ -238,5 +238,5 @@ def test_a_model_without_a_template_continues_the_text(tab: Tab, served: Running
     tab.ask("and then")
     assert tab.answered(2) == "The wheel turns."
     path, body = tab.bodies[-1]
-    assert (path, body["prompt"]) == ("v1/completions", f"The river\n{SHORT}\nand then")
+    assert (path, body["prompt"]) == ("v1/completions", f"The river{SHORT}\nand then")
     assert body["max_tokens"] > 16

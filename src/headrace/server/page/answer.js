@@ -37,8 +37,8 @@ export class Answer {
     if (this.#tokens) parts.push(`${this.#isExact ? "" : "about "}${this.#tokens} token${this.#tokens === 1 ? "" : "s"}`);
     if (this.#tokens > 1 && seconds > 0) parts.push(`${((this.#tokens - 1) / seconds).toFixed(1)} tokens/s`);
     if (this.#first) parts.push(`first after ${((this.#first - this.#sent) / 1000).toFixed(2)} s`);
-    if (this.#cached) parts.push(`${this.#cached} prompt tokens from the cache`);
-    if (this.finish === "length") parts.push("ended at the limit of tokens");
+    if (this.#cached) parts.push(`${this.#cached} prompt tokens cached`);
+    if (this.finish === "length") parts.push("token limit reached");
     if (this.finish === "abort" || this.finish === "error") parts.push("ended by the server");
     if (this.finish === "stopped") parts.push("stopped");
     return parts.join(" · ");

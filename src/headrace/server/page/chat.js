@@ -12,6 +12,9 @@ export function historyOf(turns) {
   return turns.filter(({ role, text }, i) => text && (role === "assistant" || i === turns.length - 1 || turns[i + 1].text));
 }
 
+// One text of all turns: answers go on where the question ends, questions begin a new line.
+const continuedText = (turns) => turns.map(({ role, text }, i) => (i && role !== "assistant" ? "\n" : "") + text).join("");
+
 export class Chat {
   model = "";
   hasTemplate = true;
@@ -111,8 +114,7 @@ export class Chat {
     const system = systemMessage();
     const turns = system ? [{ role: "system", text: system }, ...history] : history;
     const common = { ...(this.model && { model: this.model }), ...sampling() };
-    const prompt = turns.map(({ text }) => text).join("\n");
-    if (!this.hasTemplate) return ["v1/completions", { max_tokens: CONTINUED, ...common, prompt }];
+    if (!this.hasTemplate) return ["v1/completions", { max_tokens: CONTINUED, ...common, prompt: continuedText(turns) }];
     return ["v1/chat/completions", { ...common, messages: turns.map(({ role, text }) => ({ role, content: text })) }];
   }
 

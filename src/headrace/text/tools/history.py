@@ -30,6 +30,8 @@ def parsed_history(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """
     parsed = normalize_messages(messages)
     for index, message in enumerate(parsed):
+        if not isinstance(message.get("tool_call_id"), str | None):
+            raise RequestError("messages", f"the tool_call_id of message {index} must be a string")
         if "tool_calls" in message:
             calls = message["tool_calls"]
             if not isinstance(calls, list):
@@ -44,6 +46,8 @@ def _parsed_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise RequestError("messages", f"a tool call in {where} has no function")
+    if not isinstance(call.get("id"), str | None):
+        raise RequestError("messages", f"a tool call in {where} has an id that is not a string")
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise RequestError("messages", f"a tool call in {where} has no name")
     return {**call, "function": {**function, "arguments": _parsed_arguments(function, where)}}

@@ -12,3 +12,9 @@ def json_parser(names: frozenset[str]) -> MarkedParser:
     """A parser of answers that consist of calls. JSON with other names than these is content."""
     bare = partial(CallSequence, names)
     return MarkedParser(None, bare, bare)
+
+
+def array_parser(names: frozenset[str]) -> MarkedParser:
+    """A parser that takes only an array for calls, so that an answer may be any object."""
+    bare = partial(CallSequence, names, only_array=True)
+    return MarkedParser(None, bare, bare)

@@ -11,11 +11,12 @@ class CallSequence:
 
     Args:
         names: other names are no calls; None takes every name.
+        only_array: calls are in an array.
     """
 
-    def __init__(self, names: frozenset[str] | None = None) -> None:
+    def __init__(self, names: frozenset[str] | None = None, *, only_array: bool = False) -> None:
         self.is_done = self.has_failed = False
-        self._names = names
+        self._names, self._only_array = names, only_array
         self._between = ""  # what was read before the call that is being read
         self._call: CallScanner | None = None
         self._is_array: bool | None = None
@@ -48,7 +49,7 @@ class CallSequence:
 
     def _read_between(self, text: str) -> str:
         for position, char in enumerate(text):
-            if char == "{":
+            if char == "{" and (self._is_array or not self._only_array):
                 self._is_array = self._is_array or False
                 self._call = CallScanner(self._names)
                 self._between += text[:position]
