@@ -41,9 +41,46 @@ def tiny_llm(folder: Path) -> LLM:
     return LLM(str(folder / "model"), dtype="float32", num_tokens_paddings=[64], max_queued_requests=256, **options)
 
 
-def schemathesis(server: Running, key: str, seconds: float, seed: int, *more: str) -> int:
+# What makes a request acceptable, as far as the description does not say it, so that many reach the engine. What is
+# outside is tried as well.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "n": (1, 3),
+    "max_tokens": (0, 20),
+    "max_completion_tokens": (1, 20),
+    "max_output_tokens": (1, 20),
+    "min_tokens": (0, 3),
+    "temperature": (0, 2),
+    "top_p": (0.01, 1),
+    "top_k": (-1, 1000),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.5, 2),
+    "top_logprobs": (0, 5),
+    "prompt_logprobs": (0, 5),
+    "priority": (-5, 5),
+    "truncate_prompt_tokens": (-1, 64),
+}
+
+
+def description(server: Running, folder: Path) -> Path:
+    """The server's description of its API as a file, with values that it accepts."""
+    schema = server.client.get("/openapi.json", headers={"x-api-key": KEY}).json()
+    for component in schema["components"]["schemas"].values():
+        for name, field in component.get("properties", {}).items():
+            for form in (field, *field.get("anyOf", ())):
+                if name == "model" and form.get("type") == "string":
+                    form["enum"] = ["tiny"]
+                if name in BOUNDS and form.get("type") in ("integer", "number"):
+                    form["minimum"], form["maximum"] = BOUNDS[name]
+    path = folder / "openapi.json"
+    path.write_text(json.dumps(schema))
+    return path
+
+
+def schemathesis(server: Running, schema: Path, key: str, seconds: float, seed: int, *more: str) -> int:
     """Runs it for a while and returns its exit code."""
-    command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
+    command = [str(Path(sys.executable).with_name("schemathesis")), "run", str(schema), "--url", server.url]
     command += ["--checks", CHECKS, "--max-time", str(max(1, int(seconds))), "--seed", str(seed), "--workers", "4"]
     command += ["--request-timeout", str(ANSWER_S), "--header", f"Authorization: Bearer {key}", "--no-color"]
     command += [
@@ -95,9 +132,12 @@ def main() -> int:
             try:
                 # Weights are left alone: a path that is made up may be the name of a model to fetch.
                 admin = ("--include-path-regex", "^/admin/", "--exclude-path", "/admin/weights")
+                others = ("--exclude-path-regex", "^/admin/")
+                schema, seed = description(server, Path(folder)), given.seed
                 codes = [
-                    schemathesis(server, KEY, given.seconds * 0.9, given.seed, "--exclude-path-regex", "^/admin/"),
-                    schemathesis(server, ADMIN, given.seconds * 0.1, given.seed, *admin),
+                    schemathesis(server, schema, ADMIN, given.seconds * 0.1, seed, *admin),
+                    schemathesis(server, schema, KEY, given.seconds * 0.3, seed, "--phases", "coverage", *others),
+                    schemathesis(server, schema, KEY, given.seconds * 0.6, seed, "--phases", "fuzzing", *others),
                 ]
             finally:
                 stop.set()

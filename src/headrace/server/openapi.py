@@ -47,7 +47,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def describe(app: FastAPI, options: ServerOptions) -> None:
-    """Makes the description say what is true: no status 422, and keys where they are needed."""
+    """Makes the description say what is true: no status 422, streams, and keys where they are needed."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -65,7 +65,16 @@ def _corrected(schema: dict[str, Any], options: ServerOptions) -> dict[str, Any]
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
+            if _streams(operation, components):
+                operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
             if path.startswith(ADMIN_PREFIX) or (options.api_keys and not is_open(path, options)):
                 components["securitySchemes"] = _SCHEMES
                 operation["security"] = [{name: []} for name in _SCHEMES]
     return schema
+
+
+def _streams(operation: dict[str, Any], components: dict[str, Any]) -> bool:
+    """Whether an operation's body has a field `stream`."""
+    content = operation.get("requestBody", {}).get("content", {})
+    name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
+    return "stream" in components.get("schemas", {}).get(name, {}).get("properties", {})
