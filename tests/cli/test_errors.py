@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -190,3 +192,24 @@ def test_help_is_no_error(cli: Cli, command: list[str]) -> None:
     assert outcome.code == 0
     assert "Usage:" in outcome.out
     assert outcome.err == ""
+
+
+def test_an_address_that_cannot_be_had(cli: Cli, tiny_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = cli("serve", tiny_folder, "--port", port).error
+    assert error == f"port: cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert cli("serve", tiny_folder, "--host", "192.0.2.1").error.startswith("host: cannot listen on 192.0.2.1:8000: ")
+
+
+def test_a_missing_extra_is_told_before_the_model_is_loaded(
+    cli: Cli, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.setattr("headrace.cli.serve.load", None)
+    url = "http://127.0.0.1:4318/v1/traces"
+    assert "headrace[otel]" in cli("serve", tiny_folder, "--port", "0", "--otlp-traces-endpoint", url).error
+
+
+def test_the_help_shows_the_server_s_defaults(cli: Cli) -> None:
+    assert "[default: 8000]" in cli("serve", "--help").out

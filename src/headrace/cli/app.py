@@ -16,6 +16,7 @@ from headrace.cli.load import load
 from headrace.cli.options import ENGINE, RESULT, SAMPLING, SERVER, Model, with_options
 from headrace.cli.params import sampling_params
 from headrace.errors import HeadraceError, RequestError
+from headrace.server.options import ServerOptions
 
 # Typer's own base of errors in the command line; which module it comes from depends on Typer's version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -104,7 +105,7 @@ def chat(
 
 
 @app.command()
-@with_options(SERVER, "server")
+@with_options(SERVER, "server", ServerOptions)
 @with_options(ENGINE, "engine")
 def serve(model: Model, *, server: dict[str, Any], engine: dict[str, Any]) -> None:
     """Serve a model over HTTP, as OpenAI's API."""

@@ -112,8 +112,14 @@ Model = Annotated[str, typer.Argument(help="Known name, .gguf file, Hugging Face
 Command = Callable[..., None]
 
 
-def with_options(table: dict[str, tuple[Any, str]], argument: str) -> Callable[[Command], Command]:
-    """Adds the options of a table to a command, which gets those that were given as the dict `argument`."""
+def with_options(
+    table: dict[str, tuple[Any, str]], argument: str, defaults: type | None = None
+) -> Callable[[Command], Command]:
+    """Adds the options of a table to a command, which gets those that were given as the dict `argument`.
+
+    Args:
+        defaults: the class that they are fields of, whose defaults the help shows.
+    """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -122,13 +128,18 @@ def with_options(table: dict[str, tuple[Any, str]], argument: str) -> Callable[[
             command(**given, **{argument: {name: value for name, value in chosen.items() if value is not None}})
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != argument]
-        added = [_parameter(name, kind, text) for name, (kind, text) in table.items()]
+        added = [_parameter(name, kind, text + _default(defaults, name)) for name, (kind, text) in table.items()]
         parameters = [*own, *added]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapper
 
     return decorate
+
+
+def _default(owner: type | None, name: str) -> str:
+    value = getattr(owner, name, None)
+    return "" if isinstance(value, bool) or value in (None, ()) else f"  [default: {value}]"
 
 
 def _parameter(name: str, kind: Any, text: str) -> inspect.Parameter:

@@ -29,8 +29,13 @@ def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> No
     options = ServerOptions(**keys_of(given, os.environ))
     configure(options.log_format, options.log_level)
     inherited = inherited_listener()
+    is_supervisor = supervise and inherited is None
+    if options.otlp_traces_endpoint is not None and not is_supervisor:
+        from headrace.server.tracing import exporter_type
+
+        exporter_type(options.otlp_traces_endpoint)
     listener = inherited or bind(options)
-    if supervise and inherited is None:
+    if is_supervisor:
         raise typer.Exit(supervise_this_program(listener, options.grace_s))
     llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine}, describe=False)
     from headrace.server.run import serve  # needs JAX, which a supervisor does without

@@ -92,6 +92,10 @@ class Bridge:
     async def drain(self, grace_s: float) -> None:
         """Takes no more requests, waits for those that are there, and after `grace_s` seconds ends them."""
         self._is_draining = True
+        if not self._idle.is_set():
+            log.info(
+                "draining: %d running have %g s to end; a second signal ends them now", len(self._generations), grace_s
+            )
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:

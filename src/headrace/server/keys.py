@@ -44,7 +44,8 @@ def read_keys(given: Iterable[str], file: Path | None, variable: str | None) -> 
         try:
             lines = [line.strip() for line in file.read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file: {file} cannot be read ({error})") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"api_key_file: {file} cannot be read: {reason}") from None
         listed = [line for line in lines if line and not line.startswith("#")]
         if not listed:
             raise ConfigError(f"api_key_file: {file} holds no key")

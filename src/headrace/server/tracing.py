@@ -11,6 +11,7 @@ from headrace.sampling.params import SamplingParams
 from headrace.server.request_context import RequestContext
 
 if TYPE_CHECKING:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExporter
 
 CLOSE_S = 3.0
@@ -22,6 +23,23 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
+
+
+def exporter_type(endpoint: str) -> type[OTLPSpanExporter]:
+    """What sends spans to an endpoint; cheap enough to be asked for before a model is loaded.
+
+    Raises:
+        ConfigError: the extra is not installed, or the endpoint is no URL.
+    """
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp_traces_endpoint: {endpoint!r} must begin with http:// or https://")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp_traces_endpoint: {error.name} is not installed; run pip install 'headrace[otel]'"
+        ) from None
+    return OTLPSpanExporter
 
 
 class Tracing:
@@ -47,15 +65,7 @@ class Tracing:
         Raises:
             ConfigError: the extra is not installed, or the endpoint is no URL.
         """
-        if not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(f"otlp_traces_endpoint: {endpoint!r} must begin with http:// or https://")
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        except ImportError as error:
-            raise ConfigError(
-                f"otlp_traces_endpoint: {error.name} is not installed; run pip install 'headrace[otel]'"
-            ) from None
-        return cls(OTLPSpanExporter(endpoint=endpoint), model_name)
+        return cls(exporter_type(endpoint)(endpoint=endpoint), model_name)
 
     def record(self, context: RequestContext, route: str) -> None:
         """Records a request that has just ended."""
