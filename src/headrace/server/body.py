@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Coroutine
+from itertools import chain
 from typing import Any
 
 from fastapi import Request, Response
@@ -67,12 +68,14 @@ def _check_depth(value: Any) -> None:
     """Refuses deep nesting, and numbers that other languages do not have."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        for each in level:
-            if isinstance(each, int) and each not in INTEGERS:
-                raise _invalid("holds an integer of more than 64 bits")
-            if isinstance(each, float) and not math.isfinite(each):
-                raise _invalid("holds a number that is beyond any float")
-        level = [part for each in level if isinstance(each, (dict, list)) for part in _parts(each)]
+        kinds = {*map(type, level)}  # there may be millions of token ids, so what is rare is looked for first
+        numbers = level if kinds == {int} else [each for each in level if isinstance(each, int)] if int in kinds else []
+        if numbers and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS):
+            raise _invalid("holds an integer of more than 64 bits")
+        if float in kinds and not all(math.isfinite(each) for each in level if isinstance(each, float)):
+            raise _invalid("holds a number that is beyond any float")
+        holders = [each for each in level if isinstance(each, (dict, list))] if kinds & {dict, list} else []
+        level = [*chain.from_iterable(map(_parts, holders))]
         if not level:
             return
     raise _too_deep()

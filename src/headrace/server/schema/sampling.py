@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import SchemaValidator
 
 from headrace.errors import RequestError
 from headrace.sampling.params import SamplingParams
@@ -23,10 +24,28 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Lists and mappings are wrong as soon as one entry is: else millions of entries have millions of errors."""
+        super().__pydantic_init_subclass__(**kwargs)
+        _fail_fast(cls.__pydantic_core_schema__)
+        cls.__pydantic_validator__ = SchemaValidator(cls.__pydantic_core_schema__)
+
     def log_unknown(self) -> None:
         """Names the fields that have no effect."""
         if self.model_extra:
             log.info("ignored unknown fields: %s", ", ".join(sorted(map(ascii, self.model_extra)))[:500])
+
+
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            _fail_fast(part)
 
 
 class StructuredFields(BaseModel):
