@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2
 HOST ?= 127.0.0.1
 PORT ?= 8000
+SECONDS ?= 300
 # Files of tests are spread over the cores; more processes would compile the same tiny models again.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile
 PROMPT ?= What is the capital of France?
@@ -16,7 +17,7 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test page-test soak structured check format install dev clean
+.PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev clean
 
 help:
 	@echo "make serve [MODEL=…] [PORT=…]    serve a model over HTTP, as OpenAI's API (makes .venv, fetches the model)"
@@ -24,6 +25,8 @@ help:
 	@echo "make test                        run all tests"
 	@echo "make page-test                   the tests of the page in Chromium (fetches one)"
 	@echo "make soak                        120,000 random steps, some minutes"
+	@echo "make soak-server                 200 streams at a real server, some left, some not read; minutes"
+	@echo "make fuzz [SECONDS=…]            schemathesis against the server's own description of its API"
 	@echo "make structured                  500 JSON schemas on a real model, some minutes"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
@@ -48,6 +51,14 @@ page-test: dev $(VENV)/chromium
 soak: dev
 	@echo "headrace: running random load"
 	@$(BIN)/python -m pytest -m soak -s
+
+fuzz: dev
+	@printf 'headrace: %s s of requests made from the API description\n' "$(SECONDS)"
+	@PYTHONPATH=tests $(BIN)/python bench/fuzz_server.py --seconds "$(SECONDS)"
+
+soak-server: dev
+	@printf 'headrace: 200 streams at a server of %s\n' "$$MODEL"
+	@PYTHONPATH=tests $(BIN)/python bench/soak_server.py --model "$$MODEL" --rounds 3
 
 structured: dev
 	@printf 'headrace: answering 500 JSON schemas with %s\n' "$$MODEL"

@@ -35,5 +35,5 @@ def tiny_llm(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> LL
 @pytest.fixture(scope="session")
 def server(tiny_llm: LLM) -> Iterator[Running]:
     """That model, served; it is idle between tests."""
-    with running(tiny_llm.engine) as one:
+    with running(tiny_llm.engine, admin_key="sk-admin") as one:
         yield one

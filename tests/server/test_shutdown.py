@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -39,11 +40,14 @@ class Process:
         return self.popen.wait(LIMIT)
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 @contextmanager
 def process(command: list[str]) -> Iterator[Process]:
     """Runs a command that prints its port, until the block is left."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True)
     assert popen.stdout is not None
     try:
         port = int(popen.stdout.readline())
@@ -128,3 +132,116 @@ def test_rob_06_a_second_signal_ends_at_once_and_an_idle_server_at_the_first(smo
             with pytest.raises(httpx.HTTPError):
                 waiting.result(LIMIT)
         assert idle.end() == 0
+
+
+CHILD = """
+import os, sys, time
+from headrace.server.supervisor import inherited_listener
+assert inherited_listener().getsockname()[1] == int(sys.argv[1])
+log = open(sys.argv[2], "a+")
+log.write(f"{os.getpid()} {time.monotonic()}\\n")
+log.flush()
+log.seek(0)
+code = sys.argv[3:][min(len(log.readlines()), len(sys.argv) - 3) - 1]
+time.sleep(3600) if code == "stays" else os.kill(os.getpid(), 9) if code == "killed" else sys.exit(int(code))
+"""
+PARENT = """
+import socket, sys
+from headrace.server.supervisor import RestartPolicy, Supervisor
+listener = socket.create_server(("127.0.0.1", 0))
+command = [sys.executable, "-c", sys.argv[1], str(listener.getsockname()[1]), *sys.argv[2:]]
+policy = RestartPolicy(backoff_s=0.02, max_failures=3)
+code = Supervisor(command, listener, grace_s=5, policy=policy).run()
+assert "jax" not in sys.modules
+sys.exit(code)
+"""
+
+
+def supervised(log: Path, *codes: str) -> subprocess.Popen[bytes]:
+    """A supervisor of children that end one after the other with these codes; the last goes on for ever."""
+    return subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(log), *codes], env=environment())
+
+
+def lives(log: Path) -> list[tuple[int, float]]:
+    """Process id and start of each child so far."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [(int(pid), float(began)) for pid, began in (line.split() for line in lines)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "starts"),
+    [
+        (("0",), 0, 1),
+        (("2",), 2, 1),  # started wrongly
+        (("1", "0"), 0, 2),
+        (("killed", "70", "0"), 0, 3),
+        (("1", "3", "70"), 70, 3),
+        (("killed",), 137, 3),
+    ],
+)
+def test_a_server_that_dies_is_started_again_but_not_for_ever(
+    tmp_path: Path, codes: tuple[str, ...], code: int, starts: int
+) -> None:
+    assert supervised(tmp_path / "log", *codes).wait(LIMIT) == code
+    began = [began for _, began in lives(tmp_path / "log")]
+    assert len(began) == starts
+    gaps = [after - before for before, after in pairwise(began)]
+    assert all(gap >= 0.02 * 2**i for i, gap in enumerate(gaps))  # longer each time
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_supervisor_passes_signals_on_and_starts_nothing_after(tmp_path: Path, number: signal.Signals) -> None:
+    parent = supervised(tmp_path / "log", "1", "stays")
+    wait_until(lambda: len(lives(tmp_path / "log")) == 2)
+    parent.send_signal(number)
+    assert parent.wait(LIMIT) in (128 + number, 1)  # as the child, which has no handler
+    assert len(lives(tmp_path / "log")) == 2
+
+
+def test_a_child_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
+    parent = supervised(tmp_path / "log", "stays")
+    wait_until(lambda: len(lives(tmp_path / "log")) == 1)
+    [(child, _)] = lives(tmp_path / "log")
+    assert is_alive(child)
+    parent.kill()
+    parent.wait(LIMIT)
+    wait_until(lambda: not is_alive(child))
+
+
+def test_a_supervised_server_comes_back_at_the_same_address(smollm2_path: Path) -> None:
+    """Through the engine's death and that of the process, up to a clean end."""
+    command = [sys.executable, "-c", SUPERVISED, str(PROGRAM), str(smollm2_path), "0.005", "5"]
+    with process(command) as one:
+        assert answered(one, body(3))[0] == 200
+        assert answered(one, body(3, prompt=[13]))[0] == 503  # the engine has died
+        assert one.client.get("/health").status_code == 503  # and the process lives a little longer
+        wait_until(lambda: came_back(one))
+        assert answered(one, body(3))[0] == 200
+        with pytest.raises(httpx.HTTPError):
+            answered(one, body(3, prompt=[14]))
+        assert answered(one, body(3))[0] == 200  # after waiting for the next process
+        one.popen.send_signal(signal.SIGTERM)
+        assert one.end() == 0
+
+
+SUPERVISED = """
+import socket, sys
+from headrace.server.supervisor import RestartPolicy, Supervisor
+listener = socket.create_server(("127.0.0.1", 0))
+sys.exit(Supervisor([sys.executable, *sys.argv[1:]], listener, grace_s=5, policy=RestartPolicy(backoff_s=0.02)).run())
+"""
+
+
+def came_back(one: Process) -> bool:
+    """Whether the server is healthy; a connection may be cut when the old process ends."""
+    try:
+        return one.client.get("/health").status_code == 200
+    except httpx.HTTPError:
+        return False

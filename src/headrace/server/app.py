@@ -13,6 +13,7 @@ from headrace.server.context import Server
 from headrace.server.errors import add_error_handlers
 from headrace.server.middleware import add_middleware
 from headrace.server.observe import Observe
+from headrace.server.openapi import ERRORS, describe
 from headrace.server.options import ServerOptions
 from headrace.server.routes import (
     admin,
@@ -69,6 +70,7 @@ def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:
         redirect_slashes=False,
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
+        responses=ERRORS,
     )
     app.state.server = Server.of(bridge, options)
     add_error_handlers(app)
@@ -77,4 +79,5 @@ def make_app(bridge: Bridge, options: ServerOptions) -> FastAPI:
         app.include_router(router)
     if options.admin_key is not None:
         app.include_router(admin.router)
+    describe(app, options)
     return app

@@ -60,7 +60,7 @@ class KeyCheck:
         self._app = app
         self._keys = KeyRing(options.api_keys)
         self._admin = KeyRing(() if options.admin_key is None else (options.admin_key,))
-        self._open = OPEN_PATHS | ({"/metrics"} if options.metrics_without_key else set())
+        self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -81,8 +81,12 @@ class KeyCheck:
         """The keys of which a path needs one; an empty ring where it needs none."""
         if path.startswith(ADMIN_PREFIX) and len(self._admin):
             return self._admin
-        is_open = path in self._open or path.startswith(OPEN_PREFIX)
-        return KeyRing(()) if is_open else self._keys
+        return KeyRing(()) if is_open(path, self._options) else self._keys
+
+
+def is_open(path: str, options: ServerOptions) -> bool:
+    """Whether a path needs no key even where there are some."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or (path == "/metrics" and options.metrics_without_key)
 
 
 def _given_keys(headers: Headers) -> list[bytes]:
