@@ -71,7 +71,6 @@ def test_chats_become_what_the_model_reads(server: Running, tiny_llm: LLM) -> No
         ("/tokenize", {}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": "a", "messages": HI}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": 5}, "prompt", "invalid_type"),
-        ("/tokenize", {"prompt": "\ud800"}, "prompt", "invalid_value"),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
         ("/tokenize", {"messages": [{"content": "a"}]}, "messages", "invalid_value"),
         (
@@ -86,7 +85,6 @@ def test_chats_become_what_the_model_reads(server: Running, tiny_llm: LLM) -> No
         ("/detokenize", {}, "tokens", "missing_required_parameter"),
         ("/detokenize", {"tokens": [5, -1]}, "tokens", "invalid_value"),
         ("/detokenize", {"tokens": [49_152]}, "tokens", "invalid_value"),
-        ("/detokenize", {"tokens": [10**30]}, "tokens", "invalid_value"),
         ("/detokenize", {"tokens": [1.5]}, "tokens", "invalid_type"),
         ("/detokenize", {"tokens": "abc"}, "tokens", "invalid_type"),
     ],

@@ -265,7 +265,7 @@ def test_slow_readers_get_all_of_it_slowly() -> None:
 
 def test_requests_arrive_as_the_rate_says() -> None:
     for rate, burstiness in ((10.0, 1.0), (200.0, 0.25), (0.5, 4.0)):
-        moments = list(islice(arrivals(rate, burstiness, random.Random(1)), 40_001))
+        moments = list(islice(arrivals(rate, burstiness, random.Random(1), None), 40_001))
         assert moments[0] == 0
         gaps = [b - a for a, b in pairwise(moments)]
         # Gamma of mean 1/rate and shape k: the coefficient of variation is 1/sqrt(k). Errors of 40,000 draws are small.
@@ -274,7 +274,12 @@ def test_requests_arrive_as_the_rate_says() -> None:
         assert statistics.pstdev(gaps) / mean == pytest.approx(1 / math.sqrt(burstiness), rel=0.05)
         if burstiness == 1.0:  # memoryless: exponential
             assert sum(gap > 1 / rate for gap in gaps) / 40_000 == pytest.approx(math.exp(-1), rel=0.05)
-    assert list(islice(arrivals(math.inf, 1.0, random.Random(1)), 3)) == [0, 0, 0]
+        # Of a run that has a length the mean is the rate itself; the shape stays.
+        stretched = list(arrivals(rate, burstiness, random.Random(1), 40_001))
+        assert stretched == pytest.approx([moment / (mean * rate) for moment in moments], rel=1e-6)
+        assert list(arrivals(rate, burstiness, random.Random(1), 2)) == pytest.approx([0, 1 / rate])
+        assert list(arrivals(rate, burstiness, random.Random(1), 1)) == [0]
+    assert list(islice(arrivals(math.inf, 1.0, random.Random(1), 9), 3)) == [0, 0, 0]
 
 
 def test_requests_are_sent_when_they_are_due(model: ScriptedServer) -> None:

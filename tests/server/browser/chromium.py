@@ -4,7 +4,6 @@ installed."""
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -74,7 +73,7 @@ class Tab:
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("request", self._asked)
         page.goto(self.url)
-        page.locator("#model").filter(has_text=re.compile(".")).wait_for()
+        page.locator("#open-status .dot[data-state]").wait_for()
         return page
 
     def _heard(self, message: ConsoleMessage) -> None:

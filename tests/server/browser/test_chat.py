@@ -8,11 +8,13 @@ import time
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route
+from playwright.sync_api import Browser, Route
 
+from headrace.text.tokenizer import Tokenizer
 from server.browser.answers import ERROR, LONG, SHORT
 from server.browser.chromium import Tab
-from server.running import Running
+from server.running import Running, running
+from server.scripted import scripted_engine
 
 
 def idle(served: Running) -> bool:
@@ -215,6 +217,27 @@ def test_failures_say_what_happened_and_what_to_do(tab: Tab) -> None:
         box.get_by_role("button", name="Try again").click()
         assert tab.answered(number) == "The wheel turns.", name
         assert tab.bodies[-1] == tab.bodies[-2], name
+
+
+def test_a_server_with_keys(browser: Browser, smol_tokenizer: Tokenizer) -> None:
+    with running(scripted_engine(smol_tokenizer, SHORT), api_keys=("the-key",)) as locked:
+        tab = Tab(browser, locked.url + "/")
+        assert "wants an API key" in tab.page.locator("#empty").inner_text()
+        assert tab.page.locator("#open-status .dot").get_attribute("data-state") == "locked"
+        for key in ("", "another-key"):
+            tab.page.evaluate("key => (document.getElementById('key').value = key)", key)
+            tab.ask("hello")
+            tab.page.get_by_role("alert").last.wait_for()
+            assert "wants an API key" in tab.page.get_by_role("alert").last.inner_text()
+        tab.page.get_by_role("button", name="Enter the API key").last.click()
+        tab.page.keyboard.press("Control+A")
+        tab.page.keyboard.type("the-key")
+        tab.page.get_by_role("button", name="Try again").click()
+        tab.until("document.querySelectorAll('.figures:not(:empty)').length === 1")
+        assert tab.page.locator(".assistant .text").last.inner_text() == "The wheel turns."
+        tab.until("document.getElementById('model').innerText === 'tiny'")
+        tab.context.close()
+        assert tab.problems == []
 
 
 def test_questions_without_an_answer_are_not_sent_again(tab: Tab) -> None:

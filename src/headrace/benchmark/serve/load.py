@@ -56,17 +56,21 @@ def run(options: LoadOptions) -> Run:
     return uvloop.run(_run(options))
 
 
-def arrivals(rate: float, burstiness: float, rng: random.Random) -> Iterator[float]:
+def arrivals(rate: float, burstiness: float, rng: random.Random, count: int | None) -> Iterator[float]:
     """When requests are to be sent, in seconds from the first, which is sent at once.
 
     The times between them are independent draws from a gamma distribution of mean 1 / `rate` and shape `burstiness`.
+    Where there are `count` requests, they are stretched so that their mean is just that: the mean of a hundred draws
+    may be off by a fifth.
     """
     if math.isinf(rate):
         yield from itertools.repeat(0.0)
-    moment = 0.0
-    while True:
-        yield moment
-        moment += rng.gammavariate(burstiness, 1 / (rate * burstiness))
+    gaps = (rng.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in itertools.count())
+    if count is not None:
+        drawn = list(itertools.islice(gaps, count - 1))
+        whole = sum(drawn)
+        gaps = (gap / whole * len(drawn) / rate for gap in drawn)
+    yield from itertools.accumulate(gaps, initial=0.0)
 
 
 async def _run(options: LoadOptions) -> Run:
@@ -131,8 +135,8 @@ async def _warm_up(sender: Sender, options: LoadOptions, prompts: Iterator[Promp
 
 async def _send_all(sender: Sender, options: LoadOptions, prompts: Iterator[Prompt]) -> list[RequestRecord]:
     """Sends each when its time has come and there is room for it, and waits for the last."""
-    rng = random.Random(f"arrivals and fates {options.seed}")
-    dues = arrivals(options.request_rate, options.burstiness, rng)
+    rng, fates = random.Random(f"arrivals {options.seed}"), random.Random(f"fates {options.seed}")
+    dues = arrivals(options.request_rate, options.burstiness, rng, options.count)
     indices = itertools.count() if options.count is None else range(options.count)
     room = asyncio.Semaphore(options.concurrency) if options.concurrency else contextlib.nullcontext()
     records: list[RequestRecord] = []
@@ -156,7 +160,7 @@ async def _send_all(sender: Sender, options: LoadOptions, prompts: Iterator[Prom
             # All at once means: as soon as there is room.
             record = _record(index, now if math.isinf(options.request_rate) else due, prompt)
             records.append(record)
-            task = asyncio.create_task(sender.send(record, prompt, Fate.draw(rng, options, prompt.max_tokens)))
+            task = asyncio.create_task(sender.send(record, prompt, Fate.draw(fates, options, prompt.max_tokens)))
             tasks.add(task)
             task.add_done_callback(ended)
         await asyncio.gather(*tasks)
