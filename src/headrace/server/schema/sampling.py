@@ -6,12 +6,12 @@ import logging
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import SchemaValidator
 
 from headrace.errors import RequestError
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.structured import StructuredOutputs
 from headrace.server.errors import unsupported
+from headrace.server.schema.lists import Listed, Numbers
 
 log = logging.getLogger(__name__)
 
@@ -24,28 +24,10 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Lists and mappings are wrong as soon as one entry is: else millions of entries have millions of errors."""
-        super().__pydantic_init_subclass__(**kwargs)
-        _fail_fast(cls.__pydantic_core_schema__)
-        cls.__pydantic_validator__ = SchemaValidator(cls.__pydantic_core_schema__)
-
     def log_unknown(self) -> None:
         """Names the fields that have no effect."""
         if self.model_extra:
             log.info("ignored unknown fields: %s", ", ".join(sorted(map(ascii, self.model_extra)))[:500])
-
-
-def _fail_fast(schema: Any) -> None:
-    if isinstance(schema, dict):
-        if schema.get("type") in ("list", "dict"):
-            schema["fail_fast"] = True
-        for part in schema.values():
-            _fail_fast(part)
-    elif isinstance(schema, (list, tuple)):
-        for part in schema:
-            _fail_fast(part)
 
 
 class StructuredFields(BaseModel):
@@ -56,7 +38,7 @@ class StructuredFields(BaseModel):
     json_: Any | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
     grammar: str | None = None
 
     def value(self) -> StructuredOutputs:
@@ -118,11 +100,11 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: Numbers | None = None
+    allowed_token_ids: Listed[int] | None = None
+    bad_words: Listed[str] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
@@ -135,7 +117,7 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredFields | None = None
     guided_json: Any | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Listed[str] | None = None
     guided_grammar: str | None = None
     cache_salt: str | None = None
 
