@@ -12,6 +12,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.server.options import ServerOptions
+from headrace.server.schema.sampling import RequestModel
 from headrace.text.tokenizer import Tokenizer
 from server.running import Running, running
 from server.scripted import scripted_engine
@@ -155,3 +156,31 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any]) -> No
         ServerOptions(**options)
     assert "schlüssel" not in str(caught.value)  # a key is shown nowhere
     assert "a b" not in str(caught.value)
+
+
+def request_models(base: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
+    return [base, *(model for each in base.__subclasses__() for model in request_models(each))]
+
+
+def holders(schema: Any) -> Iterator[dict[str, Any]]:
+    """The lists in pydantic's own form of a model, and the mappings whose entries are checked."""
+    if isinstance(schema, dict):
+        checked = schema.get("values_schema", {}).get("type") != "any"
+        if schema.get("type") == "list" or (schema.get("type") == "dict" and checked):
+            yield schema
+        for part in schema.values():
+            yield from holders(part)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            yield from holders(part)
+
+
+def test_a_list_is_wrong_as_soon_as_one_entry_is(server: Running) -> None:
+    models = request_models()
+    assert len(models) > 8  # of all routes, which the server has imported
+    for model in models:
+        for holder in holders(model.__pydantic_core_schema__):
+            assert holder.get("fail_fast"), (model, holder)
+    told = error(server.post(PATH, prompt=[5] * 10_000 + [None]), 400)
+    assert told["param"] == "prompt"
+    assert error(server.post(PATH, prompt="a", **{f"k{i}": 1 for i in range(512)}), 400)["code"] == "invalid_value"
