@@ -77,6 +77,8 @@ class CountTokensRequest(SamplingFields):
         """
         choice, parallel = ("auto", True) if self.tool_choice is None else chosen_tool(self.tool_choice)
         messages = chat_messages(self.system, self.messages)
+        if not messages:
+            raise RequestError("messages", "hold nothing that the model can read")
         goes_on = messages[-1]["role"] == "assistant"
         if "tool_calls" in messages[-1]:
             raise RequestError("messages", "the last one calls tools; send their results")
