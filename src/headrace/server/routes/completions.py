@@ -80,6 +80,7 @@ class _Completion:
         """Chunks with what is new of each choice."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
+        in_each = with_usage and options is not None and bool(options.continuous_usage_stats)
         prompts = await self._server.bridge.prepare(self._prepare)
         self._begin(prompts)
         async with self._server.bridge.generate(prompts) as generation:
@@ -88,7 +89,7 @@ class _Completion:
                     piece = self._choices[index].piece()
                     if piece["text"] or piece["finish_reason"] or piece["logprobs"]:
                         chunk = self._body_of([{"index": index, **piece}])
-                        yield chunk | {"usage": None} if with_usage else chunk
+                        yield chunk | {"usage": self._usage.body() if in_each else None} if with_usage else chunk
         if with_usage:
             yield self._body_of([]) | {"usage": self._usage.body()}
 
@@ -152,8 +153,10 @@ class _Choice:
     @property
     def is_ready(self) -> bool:
         """Whether a piece can be made: the first also says what is known of the prompt."""
+        if not self.outputs:
+            return False
         waits = self._params.num_prompt_logprobs is not None and self.prompt_scores is None
-        return bool(self.outputs) and not waits
+        return not waits or self.outputs[-1].finish_reason == "abort"  # then none will come
 
     def piece(self) -> dict[str, Any]:
         """What is new of the choice, without its index."""
