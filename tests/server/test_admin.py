@@ -88,18 +88,6 @@ def test_a_pause_may_keep_or_abort_what_runs(slow: Running) -> None:
         order(slow, "resume")
 
 
-def test_what_is_aborted_before_its_prompt_was_scored_ends_with_a_reason(slow: Running) -> None:
-    engine = slow.server.bridge.engine
-    order(slow, "pause", mode="keep")
-    with ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(slow.stream, PATH, prompt="a", max_tokens=9, n=2, temperature=1, prompt_logprobs=0)
-        wait_until(lambda: len(engine.scheduler.waiting) == 2)
-        order(slow, "pause", mode="abort")
-        ends = [json.loads(event)["choices"][0] for event in stream.result()[:-1]]
-    assert sorted((end["index"], end["finish_reason"]) for end in ends) == [(0, "abort"), (1, "abort")]
-    order(slow, "resume")
-
-
 def test_a_pause_that_waits_can_be_taken_back(slow: Running) -> None:
     engine = slow.server.bridge.engine
     with ThreadPoolExecutor(4) as pool:

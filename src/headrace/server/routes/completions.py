@@ -153,10 +153,8 @@ class _Choice:
     @property
     def is_ready(self) -> bool:
         """Whether a piece can be made: the first also says what is known of the prompt."""
-        if not self.outputs:
-            return False
         waits = self._params.num_prompt_logprobs is not None and self.prompt_scores is None
-        return not waits or self.outputs[-1].finish_reason == "abort"  # then none will come
+        return bool(self.outputs) and not waits
 
     def piece(self) -> dict[str, Any]:
         """What is new of the choice, without its index."""
