@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import httpx
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.server import body
 from headrace.server.options import ServerOptions
 from headrace.server.schema.sampling import RequestModel
 from headrace.text.tokenizer import Tokenizer
@@ -184,3 +187,23 @@ def test_a_list_is_wrong_as_soon_as_one_entry_is(server: Running) -> None:
     told = error(server.post(PATH, prompt=[5] * 10_000 + [None]), 400)
     assert told["param"] == "prompt"
     assert error(server.post(PATH, prompt="a", **{f"k{i}": 1 for i in range(512)}), 400)["code"] == "invalid_value"
+
+
+def test_a_long_body_is_read_beside_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    read = body.read_json
+
+    def reading(text: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return read(text)
+
+    monkeypatch.setattr(body, "read_json", reading)
+    for size in (100, body.LONG_BYTES):
+        assert server.post(PATH, prompt="a", max_tokens=1, user="x" * size).status_code == 200
+    loop = asyncio.run_coroutine_threadsafe(_this_thread(), server.http.loop).result(10)
+    assert threads[0] == loop
+    assert threads[1] != loop
+
+
+async def _this_thread() -> int:
+    return threading.get_ident()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,8 @@ from headrace.server.errors import APIError
 from headrace.server.limits import check_limits
 
 MAX_DEPTH = 100  # of arrays and objects in each other; everything after the parser may recurse
+# Longer bodies are read in a thread, lest the event loop stands still: a megabyte takes a quarter of a second.
+LONG_BYTES = 1 << 16
 # Nothing has integers of more than 64 bits, and what is made of them further down may not expect them.
 INTEGERS = range(-(1 << 63), 1 << 64)
 
@@ -34,7 +37,13 @@ class JSONRoute(APIRoute):
 
 class _JSONRequest(Request):
     async def json(self) -> Any:
-        value = read_json(await self.body())
+        body = await self.body()
+        if len(body) < LONG_BYTES:
+            return self._read(body)
+        return await asyncio.to_thread(self._read, body)
+
+    def _read(self, body: bytes) -> Any:
+        value = read_json(body)
         check_limits(value, self.app.state.server.options)
         return value
 
