@@ -133,7 +133,7 @@ class Tokenizer:
         """
         parts: list[str] = []
         end = 0
-        for start, stop in self._special_finder.encode(text).offsets:
+        for start, stop in self._special_finder.encode_batch([text])[0].offsets:
             parts += text[end:start], text[start:stop]
             end = stop
         return [*parts, text[end:]]
