@@ -92,7 +92,7 @@ def schemathesis(server: Running, schema: Path, key: str, seconds: float, seed: 
         "--output-truncate",
         "true",
     ]
-    return subprocess.run([*command, *more], check=False).returncode
+    return subprocess.run([*command, *more], check=False, cwd=schema.parent).returncode
 
 
 def resumed(server: Running, stop: threading.Event) -> None:
