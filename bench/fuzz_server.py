@@ -81,7 +81,7 @@ def description(server: Running, folder: Path) -> Path:
 def schemathesis(server: Running, schema: Path, key: str, seconds: float, seed: int, *more: str) -> int:
     """Runs it for a while and returns its exit code."""
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", str(schema), "--url", server.url]
-    command += ["--checks", CHECKS, "--max-time", str(max(1, int(seconds))), "--seed", str(seed), "--workers", "4"]
+    command += ["--checks", CHECKS, "--max-time", str(max(1, int(seconds))), "--seed", str(seed), "--workers", "1"]
     command += ["--request-timeout", str(ANSWER_S), "--header", f"Authorization: Bearer {key}", "--no-color"]
     command += [
         "--suppress-health-check",
@@ -92,7 +92,7 @@ def schemathesis(server: Running, schema: Path, key: str, seconds: float, seed: 
         "--output-truncate",
         "true",
     ]
-    return subprocess.run([*command, *more], check=False).returncode
+    return subprocess.run([*command, *more], check=False, cwd=schema.parent).returncode
 
 
 def resumed(server: Running, stop: threading.Event) -> None:

@@ -313,6 +313,25 @@ def test_a_message_with_all_kinds_of_blocks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", {}),
+        ('{"a": 1, "b": "x', {"a": 1}),
+        ("{a: 1}", {"INVALID_JSON": "{a: 1}"}),
+        ('{"a": NaN}', {"INVALID_JSON": '{"a": NaN}'}),
+        ('{"a": 1e999}', {"INVALID_JSON": '{"a": 1e999}'}),
+        ("[1]", {"INVALID_JSON": "[1]"}),
+    ],
+)
+def test_arguments_that_are_no_object_are_kept_in_one(arguments: str, expected: dict[str, Any]) -> None:
+    output = MessageOutput("tiny", 9, 99, ())
+    call = CallDelta(0, "1", "note", arguments)
+    events = [*output.take(AnswerDelta(0, "", "", (call,), (5,), (), "stop", None)), *output.finish(0, 0)]
+    assert events[-1]["type"] == "message_stop"
+    assert output.message["content"][0]["input"] == expected
+
+
+@pytest.mark.parametrize(
     ("said", "end", "reason", "sequence"),
     [
         ([], {"finish_reason": "stop"}, "end_turn", None),

@@ -318,5 +318,16 @@ def test_parameters_get_a_type_where_a_grammar_needs_it() -> None:
     )
     assert [[*tool["function"].get("parameters", {})] for tool in tools] == [["properties", "type"], ["properties"], []]
     assert [parameters_of(tool)["type"] for tool in tools] == ["object"] * 3
+    inner = {"type": "object", "properties": {"x": {"type": "null"}}}
+    outer = {"name": "f", "parameters": {"properties": {"a": inner}}}
+    closed = parameters_of(checked_tools([{"type": "function", "function": outer}])[0])
+    assert closed["additionalProperties"] is closed["properties"]["a"]["additionalProperties"] is False
+    assert "additionalProperties" not in inner
+    more: dict[str, Any]
+    for more in ({"additionalProperties": True}, {"patternProperties": {}}, {"anyOf": [inner]}, {"allOf": [inner]}):
+        parameters = {"properties": {"a": {}}, **more}
+        [given] = checked_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+        assert parameters_of(given) == {"type": "object", **parameters}
     with pytest.raises(RequestError, match="tools: must be a list"):
         checked_tools("f")
+    assert [calls_schema(tools, parallel=parallel)["maxItems"] for parallel in (False, True)] == [1, 16]

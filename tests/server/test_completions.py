@@ -95,6 +95,16 @@ def test_usage_comes_once_at_the_end_of_a_stream_that_asks_for_it(server: Runnin
     assert all("usage" not in json.loads(event) for event in server.stream("/v1/completions", **body)[:-1])
 
 
+def test_usage_so_far_comes_with_each_chunk_that_asks_for_it(server: Running) -> None:
+    wanted = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**GREEDY, "prompt": "a", "max_tokens": 5, "ignore_eos": True}
+    events = [json.loads(event) for event in server.stream("/v1/completions", **body, stream_options=wanted)[:-1]]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    assert all(event["usage"]["prompt_tokens"] == 1 for event in events)
+
+
 def test_offsets_point_at_the_tokens_texts(server: Running) -> None:
     prompt = "Příliš 😀 <|im_start|>user"
     choice = server.post("/v1/completions", **GREEDY, prompt=prompt, echo=True, logprobs=1, max_tokens=8).json()[

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from headrace.engine.engine import Engine
+from headrace.engine.engine import Engine, TokenOutput
+from headrace.sampling.params import SamplingParams
+from headrace.server.bridge import Bridge, Generation, Prompt
+from headrace.server.errors import DeadlineError
 from headrace.text.tokenizer import Tokenizer
 from server.running import Running, running
 from server.scripted import scripted_engine
@@ -149,3 +153,13 @@ def test_a_full_queue_is_told_before_anything_is_streamed(smol_tokenizer: Tokeni
             assert error(refused)["code"] == "queue_full"
             assert int(refused.headers["retry-after"]) > 0
         assert [future.result().status_code for future in (*first, queued)] == [200] * 9
+
+
+def test_an_answer_that_is_complete_does_not_fail_for_being_read_late() -> None:
+    async def read() -> list[Any]:
+        generation = Generation(cast(Bridge, None), [Prompt([1], SamplingParams())])
+        generation.receive(0, TokenOutput("g0", 5, "a", "stop"), 0.0)
+        generation.fail(DeadlineError("too late"))
+        return [output.text async for batch in generation for _, output in batch]
+
+    assert asyncio.run(read()) == ["a"]

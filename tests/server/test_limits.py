@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,9 @@ import httpx
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.server import body
 from headrace.server.options import ServerOptions
+from headrace.server.schema.sampling import RequestModel
 from headrace.text.tokenizer import Tokenizer
 from server.running import Running, running
 from server.scripted import scripted_engine
@@ -155,3 +159,51 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any]) -> No
         ServerOptions(**options)
     assert "schlüssel" not in str(caught.value)  # a key is shown nowhere
     assert "a b" not in str(caught.value)
+
+
+def request_models(base: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
+    return [base, *(model for each in base.__subclasses__() for model in request_models(each))]
+
+
+def holders(schema: Any) -> Iterator[dict[str, Any]]:
+    """The lists in pydantic's own form of a model, and the mappings whose entries are checked."""
+    if isinstance(schema, dict):
+        checked = schema.get("values_schema", {}).get("type") != "any"
+        if schema.get("type") == "list" or (schema.get("type") == "dict" and checked):
+            yield schema
+        for part in schema.values():
+            yield from holders(part)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            yield from holders(part)
+
+
+def test_a_list_is_wrong_as_soon_as_one_entry_is(server: Running) -> None:
+    models = request_models()
+    assert len(models) > 8  # of all routes, which the server has imported
+    for model in models:
+        for holder in holders(model.__pydantic_core_schema__):
+            assert holder.get("fail_fast"), (model, holder)
+    told = error(server.post(PATH, prompt=[5] * 10_000 + [None]), 400)
+    assert told["param"] == "prompt"
+    assert error(server.post(PATH, prompt="a", **{f"k{i}": 1 for i in range(512)}), 400)["code"] == "invalid_value"
+
+
+def test_a_long_body_is_read_beside_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    read = body.read_json
+
+    def reading(text: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return read(text)
+
+    monkeypatch.setattr(body, "read_json", reading)
+    for size in (100, body.LONG_BYTES):
+        assert server.post(PATH, prompt="a", max_tokens=1, user="x" * size).status_code == 200
+    loop = asyncio.run_coroutine_threadsafe(_this_thread(), server.http.loop).result(10)
+    assert threads[0] == loop
+    assert threads[1] != loop
+
+
+async def _this_thread() -> int:
+    return threading.get_ident()

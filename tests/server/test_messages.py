@@ -133,6 +133,15 @@ def test_counting_tokens(server: Running, client: anthropic.Anthropic) -> None:
     assert client.messages.count_tokens(**asked).input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
+@pytest.mark.parametrize("block", [{"type": "redacted_thinking", "data": "x"}, {"type": "thinking", "thinking": ""}])
+def test_a_conversation_of_which_nothing_is_left_is_refused(server: Running, block: dict[str, str]) -> None:
+    said = [{"role": "assistant", "content": [block]}]
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        answer = server.post(path, model="tiny", max_tokens=1, messages=said)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_tools_round_trip(client: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 99, "tools": [TOOL]}
     asked["extra_body"] = {"temperature": 0}

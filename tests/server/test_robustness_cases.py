@@ -74,3 +74,27 @@ def test_rob_01_pairs_nul_and_broken_bytes(server: Running) -> None:
         response = ask(prompt)
         assert response.status_code == 400
         assert not LEAK.search(response.text)
+
+
+POSTED = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/tokenize")
+
+
+@pytest.mark.parametrize("path", POSTED)
+def test_api_16_errors_have_their_status_and_form(server: Running, path: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a", "input": "a"}
+    body = {**asked, "model": "no-such-model"}
+    answers = [
+        (404, "model_not_found", server.post(path, **body)),
+        (400, "invalid_json", server.client.post(path, content=b'{"model": ', headers=JSON)),
+        (400, "invalid_body", server.client.post(path, content=b"[1, 2]", headers=JSON)),
+        (400, None, server.post(path, model="tiny")),
+        (405, "method_not_allowed", server.client.get(path)),
+        (404, "unknown_url", server.client.post(f"{path}/no-such-route", json={})),
+        (404, "unknown_url", server.client.get("/v1/no-such-route")),
+    ]
+    for status, code, response in answers:
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert code in (None, error["code"])
+        assert error["message"]

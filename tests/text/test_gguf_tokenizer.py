@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -194,3 +195,21 @@ def test_what_is_wrong_with_the_file_is_said_in_one_line(change: dict[str, Any],
     with pytest.raises(ModelError, match=message) as error:
         Tokenizer.from_gguf(metadata)
     assert "\n" not in str(error.value)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm2_path: Path) -> None:
+    """A server's event loop and its engine are such threads: a prompt of 5 MB held them up for 7 seconds."""
+    tokenizer, text = Tokenizer(gguf_definition(smollm2_path)), "hello wörld foo " * 100_000
+    done, turns = threading.Event(), 0
+
+    def encode() -> None:
+        assert len(tokenizer.encode(text)) > 100_000
+        assert tokenizer.split_special(text) == [text]
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from headrace.cli.load import load
-from headrace.server.keys import keys_of
+from headrace.server.keys import API_KEY_VARIABLE, keys_of
 from headrace.server.listener import bind
 from headrace.server.logs import configure
 from headrace.server.options import ServerOptions
@@ -45,7 +45,7 @@ def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> No
     if options.log_format == "json":
         log.info("serving", extra={"fields": {"model": name, "url": base}})
     else:
-        print(_ready(base, name, llm.has_chat_template), file=sys.stderr)
+        print(_ready(base, name, llm.has_chat_template, bool(options.api_keys)), file=sys.stderr)
     raise typer.Exit(serve(llm.engine, options, listener, is_supervised=inherited is not None))
 
 
@@ -54,14 +54,15 @@ def _base(host: str, port: int) -> str:
     return f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _ready(base: str, model: str, chats: bool) -> str:
+def _ready(base: str, model: str, chats: bool, needs_key: bool) -> str:
     """The ready line and a request that works as it is printed."""
     path, what = "/v1/completions", '"prompt": "The capital of France is"'
     if chats:
         path = "/v1/chat/completions"
         what = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     body = f'{{"model": "{model}", {what}, "temperature": 0, "max_tokens": 32}}'
+    key = f' -H "authorization: Bearer ${API_KEY_VARIABLE}"' if needs_key else ""
     return (
         f"headrace: serving {model} at {base}; Ctrl-C ends it. Try:\n"
-        f"curl {base}{path} -H 'content-type: application/json' -d '{body}'"
+        f"curl {base}{path} -H 'content-type: application/json'{key} -d '{body}'"
     )

@@ -285,7 +285,7 @@ class Engine:
         with self._recovery():
             # Drafts begin after the newest token.
             if self._in_flight is not None and (
-                self.config.speculative_tokens or _waits_for_tokens(self._in_flight.schedule)
+                self.config.speculative_tokens or self._in_flight.schedule.waits_for_tokens
             ):
                 self._commit_in_flight()
             launched = self._launch()
@@ -329,7 +329,7 @@ class Engine:
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None
-        _constrain(schedule)
+        schedule.constrain()
         meter.mark()
         self.manager.start_async_prep(schedule.step)
         prepared = self.manager.get_async_prep_result()
@@ -427,23 +427,6 @@ class Engine:
     def kept_prompt(self, prompt_ids: Sequence[int], params: RequestParams) -> list[int]:
         """The part of a prompt that `truncate_prompt_tokens` keeps: its last tokens."""
         return self._intake.kept(prompt_ids, params)
-
-
-def _waits_for_tokens(schedule: Schedule) -> bool:
-    """Whether a request cannot be given its next token before the one in flight is known."""
-    return any(r.num_in_flight and r.rules is not None and r.rules.waits_for_tokens for r in schedule.requests)
-
-
-def _constrain(schedule: Schedule) -> None:
-    """Adds to a step what the rules of its requests say of the tokens to sample."""
-    step = schedule.step
-    for request, samples in zip(schedule.requests, step.samples.tolist(), strict=True):
-        if samples and request.rules is not None:
-            assert request.slot is not None
-            outputs, known = request.token_ids[request.num_prompt :], request.num_sampled - request.num_prompt
-            constraint = request.rules.constraint(outputs, known, samples)
-            if constraint is not None:
-                step.constraints[request.slot] = constraint
 
 
 def _output(request: Request, token_id: int | None, text: str, logprobs: TokenLogprobs | None = None) -> TokenOutput:

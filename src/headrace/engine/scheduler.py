@@ -31,6 +31,21 @@ class Schedule:
     step: ScheduledStep
     drafts: dict[Request, list[int]]
 
+    @property
+    def waits_for_tokens(self) -> bool:
+        """Whether a request cannot be given its next token before the one in flight is known."""
+        return any(r.num_in_flight and r.rules is not None and r.rules.waits_for_tokens for r in self.requests)
+
+    def constrain(self) -> None:
+        """Adds to the step what the rules of its requests say of the tokens to sample."""
+        for request, samples in zip(self.requests, self.step.samples.tolist(), strict=True):
+            if samples and request.rules is not None:
+                assert request.slot is not None
+                outputs, known = request.token_ids[request.num_prompt :], request.num_sampled - request.num_prompt
+                constraint = request.rules.constraint(outputs, known, samples)
+                if constraint is not None:
+                    self.step.constraints[request.slot] = constraint
+
 
 @dataclass
 class _Plan:

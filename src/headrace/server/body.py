@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
+from itertools import chain
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,6 +16,8 @@ from headrace.server.errors import APIError
 from headrace.server.limits import check_limits
 
 MAX_DEPTH = 100  # of arrays and objects in each other; everything after the parser may recurse
+# Longer bodies are read in a thread, lest the event loop stands still: a megabyte takes a quarter of a second.
+LONG_BYTES = 1 << 16
 # Nothing has integers of more than 64 bits, and what is made of them further down may not expect them.
 INTEGERS = range(-(1 << 63), 1 << 64)
 
@@ -33,7 +37,13 @@ class JSONRoute(APIRoute):
 
 class _JSONRequest(Request):
     async def json(self) -> Any:
-        value = read_json(await self.body())
+        body = await self.body()
+        if len(body) < LONG_BYTES:
+            return self._read(body)
+        return await asyncio.to_thread(self._read, body)
+
+    def _read(self, body: bytes) -> Any:
+        value = read_json(body)
         check_limits(value, self.app.state.server.options)
         return value
 
@@ -67,12 +77,14 @@ def _check_depth(value: Any) -> None:
     """Refuses deep nesting, and numbers that other languages do not have."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        for each in level:
-            if isinstance(each, int) and each not in INTEGERS:
-                raise _invalid("holds an integer of more than 64 bits")
-            if isinstance(each, float) and not math.isfinite(each):
-                raise _invalid("holds a number that is beyond any float")
-        level = [part for each in level if isinstance(each, (dict, list)) for part in _parts(each)]
+        kinds = {*map(type, level)}  # there may be millions of token ids, so what is rare is looked for first
+        numbers = level if kinds == {int} else [each for each in level if isinstance(each, int)] if int in kinds else []
+        if numbers and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS):
+            raise _invalid("holds an integer of more than 64 bits")
+        if float in kinds and not all(math.isfinite(each) for each in level if isinstance(each, float)):
+            raise _invalid("holds a number that is beyond any float")
+        holders = [each for each in level if isinstance(each, (dict, list))] if kinds & {dict, list} else []
+        level = [*chain.from_iterable(map(_parts, holders))]
         if not level:
             return
     raise _too_deep()

@@ -407,7 +407,9 @@ class Generation:
             observer.on_finish(reason, time.perf_counter())
 
     def fail(self, error: UnavailableError) -> None:
-        """Nothing more will come."""
+        """Nothing more will come; no matter, where all has come and only was not read yet."""
+        if self.is_over:
+            return
         self._error = error
         self._news.set()
 

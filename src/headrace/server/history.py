@@ -12,38 +12,48 @@ class History:
 
     Texts that follow each other with the same role become one message, since many templates insist that user and
     assistant take turns.
-
-    Attributes:
-        messages: in OpenAI's chat form.
     """
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []  # without their content
+        self._texts: list[list[str]] = []  # of each; joined once, or many would take a time that grows with the square
         self._call_names: dict[str, str] = {}
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What was collected, in OpenAI's chat form."""
+        pairs = zip(self._messages, self._texts, strict=True)
+        return [{"role": one["role"], "content": "\n\n".join(texts), **one} for one, texts in pairs]
 
     @property
     def ends_with_assistant(self) -> bool:
         """Whether the assistant spoke last."""
-        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
+        return bool(self._messages) and self._messages[-1]["role"] == "assistant"
+
+    def _add(self, role: str, text: str, **others: Any) -> None:
+        self._messages.append({"role": role, **others})
+        self._texts.append([text])
 
     def say(self, role: str, text: str) -> None:
         """Adds a text of "system", "user" or "assistant"."""
-        last = self.messages[-1] if self.messages else None
+        last = self._messages[-1] if self._messages else None
         if last is None or last["role"] != role or "tool_calls" in last:
-            self.messages.append({"role": role, "content": text})
+            self._add(role, text)
+        elif self._texts[-1] == [""]:
+            self._texts[-1] = [text]
         else:
-            last["content"] = f"{last['content']}\n\n{text}" if last["content"] else text
+            self._texts[-1].append(text)
 
     def think(self, text: str) -> None:
         """Adds reasoning, with which a new message of the assistant begins."""
-        self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+        self._add("assistant", "", reasoning_content=text)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """Adds a call of a tool; its arguments are the text of a JSON object."""
         if not self.ends_with_assistant:
-            self.messages.append({"role": "assistant", "content": ""})
+            self._add("assistant", "")
         function = {"name": name, "arguments": arguments}
-        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls = self._messages[-1].setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
         self._call_names[call_id] = name
 
@@ -59,4 +69,4 @@ class History:
         if call_id not in self._call_names:
             raise RequestError(place, f"{call_id!r} is the id of no tool call before it")
         name = self._call_names[call_id]
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
+        self._add("tool", text, tool_call_id=call_id, name=name)

@@ -8,6 +8,7 @@ from typing import Any
 from headrace.server.errors import APIError
 from headrace.server.options import ServerOptions
 
+MAX_FIELDS = 512  # no API has a tenth of them
 _SCHEMAS = (
     "response_format",
     "structured_outputs",
@@ -30,6 +31,8 @@ def check_limits(body: Any, options: ServerOptions) -> None:
     """
     if not isinstance(body, dict):
         return
+    if len(body) > MAX_FIELDS:
+        raise APIError(400, f"the body has {len(body)} fields, at most {MAX_FIELDS} are allowed", code="invalid_value")
     n = body.get("n")
     if isinstance(n, int) and n > options.max_n:
         raise _too_much("n", n, options.max_n, "choices")

@@ -14,6 +14,9 @@ from headrace.structured.grammar import subschemas
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_COMBINING = ("anyOf", "oneOf", "$ref", "if", "dependentSchemas")
+_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+MAX_FORCED_CALLS = 16  # small models would go on calling until the context is full
 
 Tool = dict[str, Any]
 
@@ -54,13 +57,24 @@ def _checked_tool(tool: Any, where: str) -> Tool:
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The JSON schema of a checked tool's arguments."""
-    parameters: dict[str, Any] = tool["function"].get("parameters", _NO_PARAMETERS)
-    return parameters if "type" in parameters else {"type": "object", **parameters}
+    """The JSON schema that a call of a checked tool is held to.
+
+    Objects that list their properties have no others unless the schema says so: JSON Schema would allow any, and small
+    models go on inventing them.
+    """
+    schema: dict[str, Any] = {"type": "object", **_copied(tool["function"].get("parameters", _NO_PARAMETERS))}
+    parts = [*subschemas(schema)]
+    listing = [part for part in parts if isinstance(part.get("properties"), dict)]
+    # Parts that are combined may list some of the properties each.
+    is_combined = any("allOf" in part for part in parts) or any(name in part for part in listing for name in _COMBINING)
+    for part in [] if is_combined else listing:
+        if not any(name in part for name in _OTHERS):
+            part["additionalProperties"] = False
+    return schema
 
 
 def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
-    """The JSON schema of at least one call of these tools, as an array; of just one if not `parallel`."""
+    """The JSON schema of 1 to `MAX_FORCED_CALLS` calls of these tools, as an array; of just one if not `parallel`."""
     definitions, calls = {}, []
     for index, tool in enumerate(tools):
         function = tool["function"]
@@ -76,8 +90,8 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
             }
         )
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    most = {} if parallel else {"maxItems": 1}
-    return {"$defs": definitions, "type": "array", "minItems": 1, **most, "items": items}
+    most = MAX_FORCED_CALLS if parallel else 1
+    return {"$defs": definitions, "type": "array", "minItems": 1, "maxItems": most, "items": items}
 
 
 def answer_or_calls_schema(form: StructuredOutputs, tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any] | None:

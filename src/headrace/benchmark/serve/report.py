@@ -62,8 +62,8 @@ def _warnings(options: LoadOptions, run: Run) -> Any:
     lag = percentile(sorted(run.lags), 99) if run.lags else 0.0
     if lag > _LAG_LIMIT or run.cpu_share > _CPU_LIMIT:
         yield (
-            f"the client itself was late or busy ({run.cpu_share:.0%} of a core, event loop late by {1e3 * lag:.1f} ms "
-            "at p99): times may be its own; give it a processor, or less to do"
+            f"the client lagged: its event loop was late by {1e3 * lag:.1f} ms (p99), it used {run.cpu_share:.0%} of "
+            "a core; times may be its own: give it a core, or less to do"
         )
     counts = {record.counted_by for record in run.records if record.outcome == OK}
     if "chunks" in counts:

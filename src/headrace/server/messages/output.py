@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,8 +40,18 @@ class _Block:
         text = "".join(self.texts)
         if self.start["type"] != "tool_use":
             return self.start | {self.start["type"]: text}
-        # An answer that was cut off may end inside the arguments: what is there counts, as in the clients' own reading.
-        return self.start | {"input": from_json(text, allow_partial=True) if text else {}}
+        return self.start | {"input": _input(text)}
+
+
+def _input(text: str) -> dict[str, Any]:
+    """A call's arguments as an object. What the model wrote wrongly is kept as Anthropic advises its clients to."""
+    try:
+        # An answer that was cut off may end inside: what is there counts, as in the clients' own reading.
+        value = from_json(text or "{}", allow_inf_nan=False, allow_partial=True)
+        json.dumps(value, allow_nan=False)  # 1e999 is JSON, and infinite
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}
 
 
 def _text() -> _Block:

@@ -80,6 +80,7 @@ class _Completion:
         """Chunks with what is new of each choice."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
+        in_each = with_usage and options is not None and bool(options.continuous_usage_stats)
         prompts = await self._server.bridge.prepare(self._prepare)
         self._begin(prompts)
         async with self._server.bridge.generate(prompts) as generation:
@@ -88,7 +89,7 @@ class _Completion:
                     piece = self._choices[index].piece()
                     if piece["text"] or piece["finish_reason"] or piece["logprobs"]:
                         chunk = self._body_of([{"index": index, **piece}])
-                        yield chunk | {"usage": None} if with_usage else chunk
+                        yield chunk | {"usage": self._usage.body() if in_each else None} if with_usage else chunk
         if with_usage:
             yield self._body_of([]) | {"usage": self._usage.body()}
 

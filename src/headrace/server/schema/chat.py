@@ -9,6 +9,7 @@ from headrace.sampling.checks import shown
 from headrace.sampling.params import SamplingParams
 from headrace.server.context import Server
 from headrace.server.errors import unsupported
+from headrace.server.schema.lists import Listed
 from headrace.server.schema.sampling import SamplingFields, StreamOptions
 from headrace.server.turn import Turn
 
@@ -21,13 +22,13 @@ class ChatRequest(SamplingFields):
     """A conversation to be answered."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
+    messages: Listed[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -35,7 +36,7 @@ class ChatRequest(SamplingFields):
     separate_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    modalities: list[str] | None = None
+    modalities: Listed[str] | None = None
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import RequestError
+from headrace.server.schema.lists import Listed
 from headrace.server.schema.sampling import SamplingFields, StreamOptions
 
 DEFAULT_MAX_TOKENS = 16
@@ -14,7 +15,7 @@ class CompletionRequest(SamplingFields):
     """A prompt, or several, to be continued."""
 
     model: str | None = None
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None

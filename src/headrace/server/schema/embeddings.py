@@ -7,6 +7,7 @@ from typing import Any
 from headrace.engine.pooling import PoolingParams
 from headrace.errors import RequestError
 from headrace.server.errors import unsupported
+from headrace.server.schema.lists import Listed
 from headrace.server.schema.sampling import RequestModel
 
 FORMATS = ("float", "base64")
@@ -17,7 +18,7 @@ class EmbeddingsRequest(RequestModel):
     """A text, or several, to be made vectors of."""
 
     model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     encoding_format: str | None = None
     dimensions: int | None = None
     pooling: str | None = None

@@ -11,6 +11,7 @@ from headrace.sampling.params import SamplingParams
 from headrace.sampling.structured import StructuredOutputs
 from headrace.server.errors import unsupported
 from headrace.server.messages.input import chat_messages, chosen_tool, function_tools
+from headrace.server.schema.lists import Listed
 from headrace.server.schema.sampling import SamplingFields
 from headrace.server.turn import Turn
 
@@ -46,9 +47,9 @@ class CountTokensRequest(SamplingFields):
     """A conversation."""
 
     model: str
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Listed[dict[str, Any]]
+    system: str | Listed[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -76,6 +77,8 @@ class CountTokensRequest(SamplingFields):
         """
         choice, parallel = ("auto", True) if self.tool_choice is None else chosen_tool(self.tool_choice)
         messages = chat_messages(self.system, self.messages)
+        if not messages:
+            raise RequestError("messages", "hold nothing that the model can read")
         goes_on = messages[-1]["role"] == "assistant"
         if "tool_calls" in messages[-1]:
             raise RequestError("messages", "the last one calls tools; send their results")
@@ -106,7 +109,7 @@ class MessagesRequest(CountTokensRequest):
     """A conversation to be answered."""
 
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: Listed[str] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

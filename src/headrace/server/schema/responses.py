@@ -11,6 +11,7 @@ from headrace.sampling.params import SamplingParams
 from headrace.sampling.structured import StructuredOutputs
 from headrace.server.errors import unsupported
 from headrace.server.responses.input import chat_messages, chosen_tools, function_tools
+from headrace.server.schema.lists import Listed, Texts
 from headrace.server.schema.sampling import SamplingFields
 from headrace.server.turn import Turn
 
@@ -82,18 +83,18 @@ class ResponsesRequest(SamplingFields):
     """A conversation to be answered."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Listed[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
-    include: list[str] | None = None
+    include: Listed[str] | None = None
     top_logprobs: int | None = None
     reasoning: ReasoningConfig | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Texts | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     store: bool | None = None

@@ -11,6 +11,7 @@ from headrace.errors import RequestError
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.structured import StructuredOutputs
 from headrace.server.errors import unsupported
+from headrace.server.schema.lists import Listed, Numbers
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class StructuredFields(BaseModel):
     json_: Any | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
     grammar: str | None = None
 
     def value(self) -> StructuredOutputs:
@@ -99,11 +100,11 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: Numbers | None = None
+    allowed_token_ids: Listed[int] | None = None
+    bad_words: Listed[str] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
@@ -116,7 +117,7 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredFields | None = None
     guided_json: Any | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Listed[str] | None = None
     guided_grammar: str | None = None
     cache_salt: str | None = None
 

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.errors import RequestError
 from headrace.sampling.params import SamplingParams
 from headrace.server.errors import unsupported
+from headrace.server.schema.lists import Listed
 from headrace.server.schema.sampling import RequestModel
 from headrace.server.turn import Turn
 
@@ -16,14 +17,14 @@ class TokenizeRequest(RequestModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Listed[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
 
     def check(self) -> None:
         """Refuses what is not implemented, and fields that do not fit each other."""
@@ -50,4 +51,4 @@ class DetokenizeRequest(RequestModel):
     """Tokens to be made a text of."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
