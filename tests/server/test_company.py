@@ -177,3 +177,35 @@ def test_sixty_streams_of_which_many_are_left_are_what_they_are_alone(server: Ru
             assert choice["text"].startswith(text) if i in leaves else choice["text"] == text
     wait_until(lambda: is_idle(server))
     assert server.server.bridge.snapshot.compilations == 0
+
+
+def test_a_grammar_that_takes_long_keeps_nobody_without_one_waiting(
+    smol_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight bad schemas, each given up after some seconds, kept everybody waiting for half a minute."""
+    engine, freed = scripted_engine(smol_tokenizer, "yes"), threading.Event()
+    check = engine.check
+
+    def slow(ids: Any, params: Any, *, cache_salt: str | None = None) -> None:
+        if params.structured_outputs is not None:
+            assert freed.wait(60)
+        check(ids, params, cache_salt=cache_salt)
+
+    monkeypatch.setattr(engine, "check", slow)
+    form = {"structured_outputs": {"choice": ["yes"]}}
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    tool = {"type": "function", "function": {"name": "f"}}
+    with running(engine) as server, ThreadPoolExecutor(12) as pool:
+        try:
+            held = [pool.submit(server.post, PATH, prompt="a", **form) for _ in range(4)]
+            held += [
+                pool.submit(server.post, "/v1/chat/completions", **chat, tools=[tool], tool_choice="required")
+                for _ in range(4)
+            ]
+            wait_until(lambda: server.server.metrics.http_open == len(held))
+            assert server.client.post(PATH, json={"prompt": "a"}, timeout=10).status_code == 200
+            assert server.client.post("/v1/chat/completions", json=chat, timeout=10).status_code == 200
+            assert not any(each.done() for each in held)
+        finally:
+            freed.set()
+        assert [each.result(60).status_code for each in held[:4]] == [200] * 4

@@ -29,7 +29,8 @@ STATES: tuple[State, ...] = get_args(State)
 
 SNAPSHOT_S = 0.05  # the figures are at most so old while the engine works
 PAUSE_POLL_S = 0.02
-_WORKERS = 4  # threads for tokenising and for grammars
+_WORKERS = 4  # threads for tokenising
+_COMPILERS = 2  # threads for requests with grammars, which are compiled one at a time
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Bridge:
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prepare")
+        self._compilers = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="compile")
         self._death: EngineDeadError | None = None
         self._snapshot_at = 0.0
         self._idle = asyncio.Event()
@@ -107,7 +109,8 @@ class Bridge:
         self._stopping = True
         self._wake()
         await asyncio.to_thread(self._thread.join, 5.0)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._workers, self._compilers):
+            workers.shutdown(wait=False, cancel_futures=True)
         return not self._thread.is_alive()
 
     def generate(self, prompts: Sequence[Prompt]) -> Generation:
@@ -137,9 +140,15 @@ class Bridge:
         finally:
             self._calls.discard(future)
 
-    async def prepare(self, function: Callable[..., T], *args: Any) -> T:
-        """Runs host work such as tokenising in a worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *args)
+    async def prepare(self, function: Callable[..., T], *args: Any, compiles: bool = False) -> T:
+        """Runs host work such as tokenising in a worker thread.
+
+        Args:
+            compiles: a grammar may be compiled, for which others, without one, should not have to wait: a bad one takes
+                seconds until it is given up.
+        """
+        workers = self._compilers if compiles else self._workers
+        return await asyncio.get_running_loop().run_in_executor(workers, function, *args)
 
     async def pause(self, mode: PauseMode) -> None:
         """Lets nothing run until `resume`; see `Engine.pause`. With "wait" it comes back when what had begun has ended,

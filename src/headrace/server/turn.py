@@ -59,6 +59,11 @@ class Turn:
     continue_final_message: bool = False
     cache_salt: str | None = None
 
+    @property
+    def is_structured(self) -> bool:
+        """Whether a grammar holds the answer to a form."""
+        return self.params.structured_outputs is not None or self.tool_choice not in ("auto", "none")
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
@@ -200,7 +205,7 @@ async def answer(server: Server, turn: Turn) -> AsyncIterator[Answer]:
         ModelError: the model has no chat template.
         QueueFullError, UnavailableError: of the bridge.
     """
-    prepared = await server.bridge.prepare(_prepare, server, turn)
+    prepared = await server.bridge.prepare(_prepare, server, turn, compiles=turn.is_structured)
     prompt = Prompt(prepared.ids, prepared.params, turn.cache_salt)
     async with server.bridge.generate([prompt]) as generation:
         yield Answer(prepared, generation)

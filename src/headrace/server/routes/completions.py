@@ -68,21 +68,23 @@ class _Completion:
             return prompt
         return self._server.tokenizer.decode(ids, skip_special=self._params.skip_special_tokens)
 
-    def _begin(self, prompts: list[Prompt]) -> None:
+    async def _begin(self) -> list[Prompt]:
+        compiles = self._params.structured_outputs is not None
+        prompts = await self._server.bridge.prepare(self._prepare, compiles=compiles)
         n = self._params.n
         self._usage = Usage(sum(len(prompt.ids) for prompt in prompts))
         self._choices = [
             _Choice(self._server, self._params, prompt, self._echoes[index // n])
             for index, prompt in enumerate(prompt for prompt in prompts for _ in range(n))
         ]
+        return prompts
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Chunks with what is new of each choice."""
         options = self._body.stream_options
         with_usage = options is not None and bool(options.include_usage)
         in_each = with_usage and options is not None and bool(options.continuous_usage_stats)
-        prompts = await self._server.bridge.prepare(self._prepare)
-        self._begin(prompts)
+        prompts = await self._begin()
         async with self._server.bridge.generate(prompts) as generation:
             async for batch in generation:
                 for index in self._take(batch):
@@ -95,8 +97,7 @@ class _Completion:
 
     async def whole(self) -> dict[str, Any]:
         """The complete answer."""
-        prompts = await self._server.bridge.prepare(self._prepare)
-        self._begin(prompts)
+        prompts = await self._begin()
         async with self._server.bridge.generate(prompts) as generation:
             async for batch in generation:
                 self._take(batch)
