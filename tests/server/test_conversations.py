@@ -17,6 +17,7 @@ from headrace.server.history import History
 from headrace.server.schema.messages import MessagesRequest
 from headrace.server.schema.responses import ResponsesRequest
 from headrace.server.turn import Turn
+from headrace.text.tools.history import parsed_history, written_out
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": WEATHER}}
@@ -333,3 +334,12 @@ def test_an_empty_text_leaves_no_gap() -> None:
     for text in ("", "", "a", "", "b"):
         history.say("user", text)
     assert history.messages == [user("a\n\n\n\nb")]
+
+
+def test_very_many_results_are_written_out_in_time_that_grows_with_them() -> None:
+    """50,000 of them kept one of the four workers busy for fifteen seconds, three times as many for ninety."""
+    results: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": "c1", "content": "a"}] * 50_000
+    started = time.perf_counter()
+    told = written_out(parsed_history([*results, user("b")]), [])
+    assert time.perf_counter() - started < 3
+    assert told == [user("Result of the tool:\na\n\n" * 50_000 + "b")]

@@ -101,6 +101,7 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
     """Calls and results as text. Results, and what the user says after them, are one message: many templates want
     user and assistant by turns."""
     told: list[Message] = []
+    texts: list[list[str]] = []  # of each; joined once, or many would take a time that grows with the square
     names: dict[Any, str] = {}
     after_result = False
     for message in messages:
@@ -114,13 +115,14 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
             name = names.get(message.get("tool_call_id"), message.get("name"))
             content = f"Result of {name or 'the tool'}:\n{content}"
         if after_result and role in ("tool", "user"):
-            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n\n{content}"}
+            texts[-1].append(content)
         else:
             dropped = ("tool_calls", "tool_call_id", *(("name",) if role == "tool" else ()))
             kept = {key: value for key, value in message.items() if key not in dropped}
-            told.append({**kept, "role": "user" if role == "tool" else role, "content": content})
+            told.append({**kept, "role": "user" if role == "tool" else role})
+            texts.append([content])
         after_result = role == "tool"
-    return told
+    return [{**one, "content": "\n\n".join(parts)} for one, parts in zip(told, texts, strict=True)]
 
 
 def _calls_text(calls: Sequence[Mapping[str, Any]]) -> str:
