@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 import time
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from headrace.weights.gguf import GGUFFile
 from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
 from headrace.weights.pull import cache_dir
 from headrace.weights.sources import resolve
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ def _manager(
     phases.ends("weights")
     manager = ExecutionManager(checkpoint.spec, weights, options, mesh, group)
     phases.ends("state")
+    log.info("compiling steps, or loading those that were compiled before; the first time may take minutes")
     manager.compile(config.num_tokens_paddings, config.num_reqs_paddings, progress=progress)
     if group is not None:
         settle()
