@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -42,6 +43,12 @@ Cli = Callable[..., Outcome]
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Runs `headrace` with arguments, and lines for its stdin, in this process."""
+    # A server sets up the log, on a stderr that is gone after the test.
+    for name in ("", "headrace", "uvicorn"):
+        logger = logging.getLogger(name)
+        monkeypatch.setattr(logger, "handlers", [*logger.handlers])
+        monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(logging.getLogger("uvicorn.access"), "disabled", False)
 
     def run(*args: object, stdin: str = "") -> Outcome:
         monkeypatch.setattr(sys, "argv", ["headrace", *map(str, args)])

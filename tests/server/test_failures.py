@@ -15,8 +15,9 @@ import pytest
 
 from headrace.engine.engine import Engine, TokenOutput
 from headrace.sampling.params import SamplingParams
-from headrace.server.bridge import Bridge, Generation, Prompt
+from headrace.server.bridge import Bridge
 from headrace.server.errors import DeadlineError
+from headrace.server.generation import Generation, Prompt
 from headrace.text.tokenizer import Tokenizer
 from server.running import Running, running
 from server.scripted import scripted_engine

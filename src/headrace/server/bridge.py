@@ -8,18 +8,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, get_args
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
 
 from headrace.engine.engine import Engine, PauseMode, TokenOutput
-from headrace.engine.intake import RequestParams
-from headrace.errors import HeadraceError, RequestError
+from headrace.errors import QueueFullError, RequestError
 from headrace.execution.metrics import EngineMetrics
 from headrace.server.errors import ConflictError, DeadlineError, DrainingError, EngineDeadError, UnavailableError
-from headrace.server.observer import Observer, PromptObserver
+from headrace.server.generation import Generation, Prompt
+from headrace.server.observer import Observer
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +28,9 @@ STATES: tuple[State, ...] = get_args(State)
 
 SNAPSHOT_S = 0.05  # the figures are at most so old while the engine works
 PAUSE_POLL_S = 0.02
+COMMANDS_S = 0.01  # so long the engine takes what was posted before it does its next step
 _WORKERS = 4  # threads for tokenising
 _COMPILERS = 2  # threads for requests with grammars, which are compiled one at a time
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt of a request.
-
-    Attributes:
-        ids: its tokens.
-        params: how it is continued.
-        cache_salt: cached prefixes are shared with those of the same salt.
-    """
-
-    ids: Sequence[int]
-    params: RequestParams
-    cache_salt: str | None = None
 
 
 class Bridge:
@@ -70,6 +55,7 @@ class Bridge:
         self.snapshot: EngineMetrics = engine.metrics
         self.observer: Observer | None = None
         self._step_timeout_s, self._request_timeout_s = step_timeout_s, request_timeout_s
+        self._preparing = 0  # requests whose prompts are being made
         self._ids = itertools.count()
         self._generations: dict[str, tuple[Generation, int]] = {}  # engine request id -> whose, and which prompt
         self._calls: set[asyncio.Future[Any]] = set()
@@ -146,9 +132,26 @@ class Bridge:
         Args:
             compiles: a grammar may be compiled, for which others, without one, should not have to wait: a bad one takes
                 seconds until it is given up.
+
+        Raises:
+            QueueFullError: more is being prepared and waits than the engine would take in any case.
         """
+        self._check_room()
         workers = self._compilers if compiles else self._workers
-        return await asyncio.get_running_loop().run_in_executor(workers, function, *args)
+        self._preparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(workers, function, *args)
+        finally:
+            self._preparing -= 1
+
+    def _check_room(self) -> None:
+        """What cannot be queued afterwards need not be prepared; the engine itself decides about the rest."""
+        config = self.engine.config
+        if config.max_queued_requests is None:
+            return
+        most = config.max_queued_requests + config.max_num_seqs * config.data_parallel
+        if self._preparing + self.snapshot.waiting >= most:
+            raise QueueFullError(f"{self._preparing} requests are being prepared and {self.snapshot.waiting} wait")
 
     async def pause(self, mode: PauseMode) -> None:
         """Lets nothing run until `resume`; see `Engine.pause`. With "wait" it comes back when what had begun has ended,
@@ -208,19 +211,22 @@ class Bridge:
         self._calls.add(accepted)
         accepted.add_done_callback(self._calls.discard)
 
-        def add() -> None:
-            added = []
+        added: list[str] = []
+
+        def add(request_id: str, prompt: Prompt) -> None:
+            if len(added) != generation.request_ids.index(request_id):
+                return  # one before it was refused
             try:
-                for request_id, prompt in zip(generation.request_ids, generation.prompts, strict=True):
-                    self.engine.add(request_id, prompt.ids, prompt.params, cache_salt=prompt.cache_salt)
-                    added.append(request_id)
-            except Exception as error:  # refused as a whole
+                self.engine.add(request_id, prompt.ids, prompt.params, cache_salt=prompt.cache_salt)
+                added.append(request_id)
+            except Exception as error:  # then all of them are
                 self._abort(added)
                 self._on_loop(_set_exception, accepted, error)
-            else:
+            if len(added) == len(generation.prompts):
                 self._on_loop(_set_result, accepted, None)
 
-        self._post(add)
+        for request_id, prompt in zip(generation.request_ids, generation.prompts, strict=True):
+            self._post(partial(add, request_id, prompt))
         return accepted
 
     def _check_fits(self, prompts: Sequence[Prompt]) -> None:
@@ -318,13 +324,13 @@ class Bridge:
         return (self.engine.has_unfinished or self.engine.is_pausing) and not self.engine.is_paused
 
     def _take_commands(self) -> None:
-        """Runs what was posted; waits for something if there is nothing to do."""
+        """Runs what was posted, but not for long while there are steps to do; waits if there is nothing to do."""
         if not self._has_work and not self._commands:
             self.snapshot = self.engine.metrics
             with self._wanted:
                 self._wanted.wait_for(lambda: self._commands or self._stopping)
-        self._busy_since = time.monotonic()
-        while self._commands:
+        self._busy_since = began = time.monotonic()
+        while self._commands and not (self._has_work and time.monotonic() - began > COMMANDS_S):
             self._commands.popleft()()
         self._busy_since = None
 
@@ -338,89 +344,6 @@ class Bridge:
             self._on_loop(self._deliver, outputs, time.perf_counter())
         if now - self._snapshot_at > SNAPSHOT_S:
             self.snapshot, self._snapshot_at = self.engine.metrics, now
-
-
-class Generation:
-    """One request's outputs as an async iterator, inside `async with`.
-
-    Entering waits until the engine has taken the prompts. Each item is a list of (index of the prompt, output): all
-    that became known since the last one, so a slow reader gets longer lists and loses nothing. The end comes when all
-    choices of all prompts have ended. Leaving early aborts what still runs before the engine's next step.
-
-    Raises, on entering:
-        RequestError, QueueFullError: the engine refuses the request; nothing of it is queued.
-        UnavailableError: the server is shutting down or the engine is dead; also while iterating.
-    """
-
-    def __init__(self, bridge: Bridge, prompts: Sequence[Prompt]) -> None:
-        self.prompts = prompts
-        self.request_ids: list[str] = []
-        self.observers: list[PromptObserver] = []  # of the prompts, or none at all
-        self._bridge = bridge
-        self._waiting: list[tuple[int, TokenOutput]] = []
-        self._open = sum(prompt.params.n for prompt in prompts)  # choices that have not ended
-        self._news = asyncio.Event()
-        self._error: UnavailableError | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def __aenter__(self) -> Self:
-        try:
-            self._timer = self._bridge._start_timer(self)
-            await self._bridge._begin(self)
-        except BaseException as error:
-            if isinstance(error, HeadraceError):
-                self.observers = []  # refused
-            self._bridge._end(self)
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bridge._end(self)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def __aiter__(self) -> AsyncIterator[list[tuple[int, TokenOutput]]]:
-        return self
-
-    async def __anext__(self) -> list[tuple[int, TokenOutput]]:
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            if self.is_over:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all choices have ended by themselves."""
-        return self._open == 0
-
-    def receive(self, index: int, output: TokenOutput, now: float) -> None:
-        """An output of one of the prompts, which the engine had at `now`; from the bridge."""
-        if self.observers:
-            self.observers[index].on_output(output, now)
-        if output.finish_reason is not None:
-            self._open -= 1
-        self._waiting.append((index, output))
-        self._news.set()
-
-    def end_observation(self) -> None:
-        """Whatever has not ended is not going to."""
-        reason = "error" if isinstance(self._error, EngineDeadError) else "abort"
-        for observer in self.observers:
-            observer.on_finish(reason, time.perf_counter())
-
-    def fail(self, error: UnavailableError) -> None:
-        """Nothing more will come; no matter, where all has come and only was not read yet."""
-        if self.is_over:
-            return
-        self._error = error
-        self._news.set()
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

@@ -15,8 +15,8 @@ from headrace.errors import ModelError, RequestError
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.scores import TokenLogprobs
 from headrace.sampling.structured import StructuredOutputs
-from headrace.server.bridge import Generation, Prompt
 from headrace.server.context import Server
+from headrace.server.generation import Generation, Prompt
 from headrace.server.reader import AnswerReader, CallDelta, Parts, joined
 from headrace.server.tools import Tool, answer_or_calls_schema, calls_schema, checked_tools, parameters_of
 from headrace.text.chat import ChatTemplate, encode_chat

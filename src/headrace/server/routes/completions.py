@@ -12,9 +12,9 @@ from headrace.engine.engine import TokenOutput
 from headrace.sampling.params import SamplingParams
 from headrace.sampling.scores import TokenLogprobs
 from headrace.server.body import JSONRoute
-from headrace.server.bridge import Prompt
 from headrace.server.context import Server, server_of
 from headrace.server.errors import generation_error
+from headrace.server.generation import Prompt
 from headrace.server.ids import new_id
 from headrace.server.logprobs import CompletionLogprobs, prompt_entries
 from headrace.server.schema.completions import DEFAULT_MAX_TOKENS, CompletionRequest

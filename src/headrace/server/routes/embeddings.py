@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 
 import numpy as np
@@ -10,9 +11,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from headrace.engine.pooling import PoolingParams
 from headrace.errors import RequestError
 from headrace.server.body import JSONRoute
-from headrace.server.bridge import Prompt
 from headrace.server.context import Server, server_of
 from headrace.server.errors import SERVER, APIError, generation_error
+from headrace.server.generation import Prompt
 from headrace.server.schema.embeddings import EmbeddingsRequest
 from headrace.server.sse import answer, to_json
 
@@ -41,7 +42,7 @@ async def _answered(server: Server, body: EmbeddingsRequest, params: PoolingPara
                 vectors[index] = output.embedding
     tokens = sum(len(prompt.ids) for prompt in prompts)
     listed = [vectors[index] for index in range(len(prompts))]
-    return await server.bridge.prepare(_body, server.model, listed, tokens, body.encoding_format == "base64")
+    return await asyncio.to_thread(_body, server.model, listed, tokens, body.encoding_format == "base64")
 
 
 def _prompts(server: Server, body: EmbeddingsRequest, params: PoolingParams) -> list[Prompt]:

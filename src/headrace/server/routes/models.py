@@ -37,6 +37,6 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "object": "model",
         "created": server.started,
         "owned_by": "headrace",
-        "root": server.config.model,
+        "root": server.model,  # not the path: that is nobody's business
         "max_model_len": server.max_model_len,
     }
