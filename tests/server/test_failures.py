@@ -156,6 +156,38 @@ def test_a_full_queue_is_told_before_anything_is_streamed(smol_tokenizer: Tokeni
         assert [future.result().status_code for future in (*first, queued)] == [200] * 9
 
 
+def test_prompts_that_do_not_all_fit_into_the_queue_are_refused_together(smol_tokenizer: Tokenizer) -> None:
+    engine = scripted_engine(smol_tokenizer, lambda prompt: [RIVER] * 1023, max_queued_requests=3)
+    Pace(engine, 0.004)
+    with running(engine) as server, ThreadPoolExecutor(10) as pool:
+        first = []
+        for count in range(1, 9):
+            first.append(pool.submit(server.post, PATH, prompt="a", max_tokens=300))
+            wait_until(lambda count=count: len(engine.scheduler.running) == count)  # type: ignore[misc]
+        queued = pool.submit(server.post, PATH, prompt=["a", "b"], max_tokens=1)
+        wait_until(lambda: len(engine.scheduler.waiting) == 2)
+        refused = server.post(PATH, prompt=["a", "b"], max_tokens=1)
+        assert (refused.status_code, error(refused)["code"]) == (429, "queue_full")
+        assert len(engine.scheduler.waiting) == 2
+        first.append(pool.submit(server.post, PATH, prompt="c", max_tokens=1))
+        wait_until(lambda: len(engine.scheduler.waiting) == 3)
+        assert [future.result().status_code for future in (*first, queued)] == [200] * 10
+        assert len(queued.result().json()["choices"]) == 2
+
+
+def test_what_cannot_be_queued_is_not_prepared(smol_tokenizer: Tokenizer) -> None:
+    engine = scripted_engine(smol_tokenizer, "hi", max_queued_requests=2, max_num_seqs=8)
+    with running(engine) as server:
+        bridge = server.server.bridge
+        bridge._preparing = 2 + 8  # of others
+        for path, body in ((PATH, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
+            refused = server.post(path, **body)
+            assert (refused.status_code, error(refused)["code"]) == (429, "queue_full")
+        bridge._preparing = 2 + 8 - 1
+        assert server.post(PATH, prompt="a").status_code == 200
+        assert bridge._preparing == 2 + 8 - 1
+
+
 def test_an_answer_that_is_complete_does_not_fail_for_being_read_late() -> None:
     async def read() -> list[Any]:
         generation = Generation(cast(Bridge, None), [Prompt([1], SamplingParams())])
