@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -138,14 +138,20 @@ def test_a_request_that_takes_too_long_is_ended(smol_tokenizer: Tokenizer) -> No
         assert server.post(PATH, prompt="a", max_tokens=2).status_code == 200
 
 
+def fill(server: Running, engine: Engine, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
+    """Requests in all eight slots."""
+    answers = []
+    for count in range(1, 9):
+        answers.append(pool.submit(server.post, PATH, prompt="a", max_tokens=300))
+        wait_until(lambda count=count: len(engine.scheduler.running) == count)  # type: ignore[misc]
+    return answers
+
+
 def test_a_full_queue_is_told_before_anything_is_streamed(smol_tokenizer: Tokenizer) -> None:
     engine = scripted_engine(smol_tokenizer, lambda prompt: [RIVER] * 1023, max_queued_requests=2)
     Pace(engine, 0.004)
     with running(engine) as server, ThreadPoolExecutor(10) as pool:
-        first = []
-        for count in range(1, 9):
-            first.append(pool.submit(server.post, PATH, prompt="a", max_tokens=300))
-            wait_until(lambda count=count: len(engine.scheduler.running) == count)  # type: ignore[misc]
+        first = fill(server, engine, pool)
         queued = pool.submit(server.post, PATH, prompt="a", max_tokens=1, n=2, temperature=1)
         wait_until(lambda: len(engine.scheduler.waiting) == 2)
         for stream in (False, True):
@@ -160,10 +166,7 @@ def test_prompts_that_do_not_all_fit_into_the_queue_are_refused_together(smol_to
     engine = scripted_engine(smol_tokenizer, lambda prompt: [RIVER] * 1023, max_queued_requests=3)
     Pace(engine, 0.004)
     with running(engine) as server, ThreadPoolExecutor(10) as pool:
-        first = []
-        for count in range(1, 9):
-            first.append(pool.submit(server.post, PATH, prompt="a", max_tokens=300))
-            wait_until(lambda count=count: len(engine.scheduler.running) == count)  # type: ignore[misc]
+        first = fill(server, engine, pool)
         queued = pool.submit(server.post, PATH, prompt=["a", "b"], max_tokens=1)
         wait_until(lambda: len(engine.scheduler.waiting) == 2)
         refused = server.post(PATH, prompt=["a", "b"], max_tokens=1)

@@ -14,6 +14,7 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+_EVENTS = "Server-sent events, the data of which are JSON; most routes end with [DONE]."
 
 
 class ErrorDetail(BaseModel):
@@ -66,7 +67,7 @@ def _corrected(schema: dict[str, Any], options: ServerOptions) -> dict[str, Any]
         for operation in operations.values():
             operation["responses"].pop("422", None)
             if _streams(operation, components):
-                operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+                operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"description": _EVENTS}}
             if path.startswith(ADMIN_PREFIX) or (options.api_keys and not is_open(path, options)):
                 components["securitySchemes"] = _SCHEMES
                 operation["security"] = [{name: []} for name in _SCHEMES]

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from headrace.server.errors import APIError, generation_error
 from headrace.server.ids import new_id
+from headrace.server.messages.errors import anthropic_body
 from headrace.server.messages.input import ID_PREFIX
 from headrace.server.turn import AnswerDelta
 
@@ -151,6 +152,10 @@ class MessageOutput:
         end = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         yield {"type": "message_delta", "delta": end, "usage": message["usage"]}
         yield {"type": "message_stop"}
+
+    def fail(self, error: APIError) -> Iterator[Event]:
+        """The event of a failure, after which nothing comes."""
+        yield anthropic_body(error)
 
     @property
     def message(self) -> dict[str, Any]:

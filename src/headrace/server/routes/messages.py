@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from headrace.sampling.params import SamplingParams
-from headrace.server import turn
+from headrace.server import told, turn
 from headrace.server.body import JSONRoute
 from headrace.server.context import Server, server_of
-from headrace.server.errors import as_api_error
-from headrace.server.messages.errors import anthropic_body
 from headrace.server.messages.output import MessageOutput
 from headrace.server.schema.messages import CountTokensRequest, MessagesRequest
-from headrace.server.sse import EventStream, answer, named_event
+from headrace.server.sse import EventStream, answer
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -47,28 +46,13 @@ def _output(server: Server, body: MessagesRequest, said: turn.Answer) -> Message
 
 
 async def _events(server: Server, body: MessagesRequest, asked: turn.Turn) -> AsyncGenerator[bytes, None]:
-    async with turn.answer(server, asked) as said:
-        output = _output(server, body, said)
-        for event in output.begin():
-            yield named_event(event)
-        try:
-            async for deltas in said:
-                for delta in deltas:
-                    for event in output.take(delta):
-                        yield named_event(event)
-            for event in output.finish(said.num_cached_tokens, said.num_reasoning_tokens):
-                yield named_event(event)
-        except Exception as error:
-            yield named_event(anthropic_body(as_api_error(error)))
+    async with turn.answer(server, asked) as said, aclosing(told.events(said, _output(server, body, said))) as events:
+        async for event in events:
+            yield event
 
 
 async def _whole(server: Server, body: MessagesRequest, asked: turn.Turn) -> dict[str, Any]:
     async with turn.answer(server, asked) as said:
         output = _output(server, body, said)
-        async for deltas in said:
-            for delta in deltas:
-                for _ in output.take(delta):
-                    pass
-        for _ in output.finish(said.num_cached_tokens, said.num_reasoning_tokens):
-            pass
+        await told.drain(said, output)
     return output.message

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from headrace.server import turn
+from headrace.server import told, turn
 from headrace.server.body import JSONRoute
 from headrace.server.context import Server, server_of
-from headrace.server.errors import as_api_error
 from headrace.server.responses.output import ResponseOutput
 from headrace.server.schema.responses import ResponsesRequest
-from headrace.server.sse import EventStream, answer, named_event
+from headrace.server.sse import EventStream, answer
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -35,31 +35,18 @@ def _output(server: Server, body: ResponsesRequest, asked: turn.Turn, said: turn
 
 async def _events(server: Server, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
     asked = body.turn(server.max_model_len)
-    async with turn.answer(server, asked) as said:
-        output = _output(server, body, asked, said)
-        for event in output.begin():
-            yield named_event(event)
-        try:
-            async for deltas in said:
-                for delta in deltas:
-                    for event in output.take(delta):
-                        yield named_event(event)
-            for event in output.finish(said.num_cached_tokens, said.num_reasoning_tokens):
-                yield named_event(event)
-        except Exception as error:
-            for event in output.fail(as_api_error(error)):
-                yield named_event(event)
+    async with (
+        turn.answer(server, asked) as said,
+        aclosing(told.events(said, _output(server, body, asked, said))) as events,
+    ):
+        async for event in events:
+            yield event
 
 
 async def _whole(server: Server, body: ResponsesRequest) -> dict[str, Any]:
     asked = body.turn(server.max_model_len)
     async with turn.answer(server, asked) as said:
-        output = _output(server, body, asked, said)
-        async for deltas in said:
-            for delta in deltas:
-                for _ in output.take(delta):
-                    pass
-        *_, last = output.finish(said.num_cached_tokens, said.num_reasoning_tokens)
+        last = await told.drain(said, _output(server, body, asked, said))
     whole: dict[str, Any] = last["response"]
     return whole
 
