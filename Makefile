@@ -20,7 +20,7 @@ export PROMPT MODEL
 .PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev clean
 
 help:
-	@echo "make serve [MODEL=…] [PORT=…]    serve a model over HTTP, as OpenAI's API (makes .venv, fetches the model)"
+	@echo "make serve [MODEL=…] [PORT=…] [OPTIONS=\"…\"]  serve a model over HTTP (makes .venv, fetches the model)"
 	@echo "make run [PROMPT=\"…\"] [MODEL=…]  stream a model's answer (makes .venv, fetches the model)"
 	@echo "make test                        run all tests"
 	@echo "make page-test                   the tests of the page in Chromium (fetches one)"
@@ -34,7 +34,7 @@ help:
 
 serve: install
 	@printf 'headrace: starting a server of %s\n' "$$MODEL"
-	@exec $(BIN)/headrace serve "$$MODEL" --host "$(HOST)" --port "$(PORT)"
+	@exec $(BIN)/headrace serve "$$MODEL" --host "$(HOST)" --port "$(PORT)" $(OPTIONS)
 
 run: install
 	@printf 'headrace: asking %s: %s\n' "$$MODEL" "$$PROMPT"
