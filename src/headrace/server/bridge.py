@@ -114,7 +114,7 @@ class Bridge:
         def run() -> None:
             try:
                 result = function(self.engine)
-            except Exception as error:
+            except Exception as error:  # the caller's, not the engine's
                 self._on_loop(_set_exception, future, error)
             else:
                 self._on_loop(_set_result, future, result)

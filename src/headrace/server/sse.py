@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -48,16 +48,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        events: AsyncGenerator[Event, None],
-        *,
-        done: bytes = DONE,
-        error_event: Callable[[BaseException], bytes] = lambda error: data_line(as_api_error(error).body),
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[Event, None], *, done: bytes = DONE) -> None:
         super().__init__(None, headers=HEADERS)
         del self.headers["content-length"]
-        self._events, self._done, self._error_event = events, done, error_event
+        self._events, self._done = events, done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
@@ -66,7 +60,7 @@ class EventStream(Response):
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = await anext(self._events, None)
-        except Exception as error:
+        except Exception as error:  # nothing is sent yet: an answer like any other
             await error_response(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -75,8 +69,8 @@ class EventStream(Response):
                 await send(_body(_encoded(first)))
             async for event in self._events:
                 await send(_body(_encoded(event)))
-        except Exception as error:
-            await send(_body(self._error_event(error)))
+        except Exception as error:  # the status is sent: the client learns it as an event
+            await send(_body(data_line(as_api_error(error).body)))
         await send({"type": "http.response.body", "body": self._done, "more_body": False})
 
 

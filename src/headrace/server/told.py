@@ -35,7 +35,7 @@ async def events(said: Answer, output: Output) -> AsyncGenerator[bytes, None]:
     try:
         async for event in _after_begin(said, output):
             yield named_event(event)
-    except Exception as error:
+    except Exception as error:  # the stream has begun: its client learns it as an event
         for event in output.fail(as_api_error(error)):
             yield named_event(event)
 

@@ -51,6 +51,7 @@ class _ChatCompletion:
         async with turn.answer(self._server, self._turn) as said:
             usage = Usage(said.num_prompt_tokens)
             async for deltas in said:
+                usage.cached_tokens = said.num_cached_tokens
                 for delta in deltas:
                     if delta.error is not None:
                         raise generation_error(delta.error)
@@ -58,7 +59,6 @@ class _ChatCompletion:
                     for choice in self._chunks(delta):
                         chunk = self._body_of("chat.completion.chunk", [choice])
                         yield chunk | {"usage": usage.body() if in_each else None} if with_usage else chunk
-            usage.cached_tokens = said.num_cached_tokens
         if with_usage:
             yield self._body_of("chat.completion.chunk", []) | {"usage": usage.body()}
 
