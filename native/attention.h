@@ -52,7 +52,13 @@ struct AttentionWork {
 // Some queries of one row that share a key/value head: `count` of the row's [tokens, group] from `first` on.
 struct QueryBlock {
   int32_t row, kv_head, first, count;
-  int32_t first_segment, end_segment;  // the segments in which any of them sees a key
+};
+
+// What one thread does at a time: the segments [begin, end) of a block.
+struct Piece {
+  QueryBlock block;
+  int32_t begin, end;
+  float* states;  // [segments, count, state_floats], to be folded later; null for all segments of a block, into `out`
 };
 
 // What one instruction set offers.
@@ -60,12 +66,10 @@ struct AttentionKernels {
   int most_queries;  // of a block
   // Norm and rotation of the tokens [begin, end): queries to `out`, keys and values into the pages. Padding gets zeros.
   void (*rotate_and_write)(const AttentionWork&, int64_t begin, int64_t end);
-  // A whole block, into `out`.
-  void (*attend)(const AttentionWork&, const QueryBlock&, float* scratch);
-  // The segments [begin, end) of a block, the states of each [count, state_floats] one after the other.
-  void (*attend_segments)(const AttentionWork&, const QueryBlock&, int begin, int end, float* states, float* scratch);
-  // The states of all segments of a block -> `out`.
-  void (*fold)(const AttentionWork&, const QueryBlock&, const float* states, float* scratch);
+  // Pieces one after the other.
+  void (*attend)(const AttentionWork&, const Piece* pieces, int64_t count, float* scratch);
+  // All segments of a block, whose states are there -> `out`.
+  void (*fold)(const AttentionWork&, const Piece& whole, float* scratch);
 };
 
 // Floats that one thread needs to itself, aligned to 64 bytes.

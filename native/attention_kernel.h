@@ -20,7 +20,6 @@ template <class V> struct Attention {
   static constexpr bool kWide = V::kRows >= 8;  // registers for 24 vectors of sums, or for 4 (a vector may take several)
   static constexpr int kQueries = kWide ? 12 : 4;
   static constexpr int kStride = kSegment + kLanes;  // of a query's scores; no power of two, which would crowd the cache
-  static constexpr int kAhead = 512;                 // bytes by which reading keys runs ahead
   static constexpr float kNothing = -3e38f;          // the maximum of no scores; finite, as infinity - infinity is NaN
 
   struct BfloatPage {
@@ -30,6 +29,7 @@ template <class V> struct Attention {
       first = V::from_bits(V::template shl<16>(both));
       second = V::from_bits(V::iand(both, V::iset1(int32_t(0xffff0000u))));
     }
+    static void fetch(const char* p) { __builtin_prefetch(p, 0, 2); }
     static void store(char* p, size_t stride, const float* first, const float* second, int n) {
       uint16_t a[kLanes], b[kLanes];
       V::store_bfloat(a, V::load(first));
@@ -44,6 +44,7 @@ template <class V> struct Attention {
       first = V::load((const float*)p);
       second = V::load((const float*)p + kLanes);
     }
+    static void fetch(const char* p) { __builtin_prefetch(p, 0, 2), __builtin_prefetch(p + 64, 0, 2); }
   };
 
   // Tokens into the pages.
@@ -144,20 +145,17 @@ template <class V> struct Attention {
 
   // Scores and weighted values.
 
-  // q [pairs, 2, R] · K blocks of 16 keys -> s [R, kStride].
+  // q [pairs, 2, R] · K blocks of 16 keys -> s [R, kStride]. Meanwhile as much is fetched from `ahead`.
   template <class Page, int R, int K>
-  static void scores_of(const float* q, const char* const* keys, int pairs, float* s) {
+  static void scores_of(const float* q, const char* const* keys, const char* const* ahead, int pairs, float* s) {
     F acc[R][K];
     for (int r = 0; r < R; r++)
       for (int k = 0; k < K; k++) acc[r][k] = V::zero();
-    const char* at[K];
-    for (int k = 0; k < K; k++) at[k] = keys[k];
     for (int i = 0; i < pairs; i++) {
       F even[K], odd[K];
       for (int k = 0; k < K; k++) {
-        Page::load(at[k], even[k], odd[k]);
-        __builtin_prefetch(at[k] + kAhead);
-        at[k] += Page::kPair;
+        Page::load(keys[k] + i * Page::kPair, even[k], odd[k]);
+        Page::fetch(ahead[k] + i * Page::kPair);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
@@ -172,25 +170,32 @@ template <class V> struct Attention {
   }
 
   template <class Page, int R, int K>
-  static void all_scores(const float* q, const char* const* keys, int begin, int end, int pairs, float* s) {
-    for (; begin + K <= end; begin += K) scores_of<Page, R, K>(q, keys + begin, pairs, s + begin * kLanes);
+  static void all_scores(const float* q, const char* const* keys, const char* const* ahead, int begin, int end, int pairs,
+                         float* s) {
+    for (; begin + K <= end; begin += K) scores_of<Page, R, K>(q, keys + begin, ahead + begin, pairs, s + begin * kLanes);
     if constexpr (K > 1) {
-      if (begin < end) all_scores<Page, R, K / 2>(q, keys, begin, end, pairs, s);
+      if (begin < end) all_scores<Page, R, K / 2>(q, keys, ahead, begin, end, pairs, s);
     }
   }
 
-  // Adds weights p [R, kStride] times values of the keys [begin, end) to acc [R, stride]: C pairs of columns.
+  // Adds weights p [R, kStride] times values of the keys [begin, end) to acc [R, stride]: C pairs of columns, which begin
+  // `shift` bytes into a row of `row` bytes.
   template <class Page, int R, int C>
-  static void weigh(const float* p, const char* const* values, int begin, int end, size_t row, float* acc, size_t stride) {
+  static void weigh(const float* p, const char* const* values, const char* const* ahead, int begin, int end, size_t shift,
+                    size_t row, float* acc, size_t stride) {
     F a[R][2 * C];
     for (int r = 0; r < R; r++)
       for (int c = 0; c < 2 * C; c++) a[r][c] = V::load(acc + r * stride + c * kLanes);
     for (int j = begin; j < end;) {
-      const char* v = values[j / kLanes] + size_t(j % kLanes) * row;
+      size_t offset = size_t(j % kLanes) * row + shift;
+      const char *v = values[j / kLanes] + offset, *next = ahead[j / kLanes] + offset;
       int stop = least(end, (j / kLanes + 1) * kLanes);
-      for (; j < stop; j++, v += row) {
+      for (; j < stop; j++, v += row, next += row) {
         F x[2 * C];
-        for (int c = 0; c < C; c++) Page::load(v + c * Page::kPair, x[2 * c], x[2 * c + 1]);
+        for (int c = 0; c < C; c++) {
+          Page::load(v + c * Page::kPair, x[2 * c], x[2 * c + 1]);
+          Page::fetch(next + c * Page::kPair);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++)
           for (int c = 0; c < 2 * C; c++) a[r][c] = V::fma(V::set1(p[r * kStride + j]), x[c], a[r][c]);
@@ -202,15 +207,14 @@ template <class V> struct Attention {
 
   // Columns [column, width) of the keys [begin, end).
   template <class Page, int R, int C>
-  static void weigh_columns(const float* p, const char* const* values, int begin, int end, int column, int width,
-                            float* acc, size_t stride) {
-    const char* shifted[kBlocks];
+  static void weigh_columns(const float* p, const char* const* values, const char* const* ahead, int begin, int end,
+                            int column, int width, float* acc, size_t stride) {
     for (; column + 32 * C <= width; column += 32 * C) {
-      for (int b = begin / kLanes; b * kLanes < end; b++) shifted[b] = values[b] + column / 32 * Page::kPair;
-      weigh<Page, R, C>(p, shifted, begin, end, size_t(width / 32) * Page::kPair, acc + column, stride);
+      weigh<Page, R, C>(p, values, ahead, begin, end, size_t(column / 32) * Page::kPair, size_t(width / 32) * Page::kPair,
+                        acc + column, stride);
     }
     if constexpr (C > 1) {
-      if (column < width) weigh_columns<Page, R, C / 2>(p, values, begin, end, column, width, acc, stride);
+      if (column < width) weigh_columns<Page, R, C / 2>(p, values, ahead, begin, end, column, width, acc, stride);
     }
   }
 
@@ -267,58 +271,68 @@ template <class V> struct Attention {
     }
   }
 
-  // One segment of a block: q packed as [width, R] -> states [count, state_floats].
+  // A block's keys in one segment: which of the blocks of 16 they lie in, and where their keys and values are.
+  struct Keys {
+    int first = 0, stop = 0;
+    const char *keys[kBlocks], *values[kBlocks];
+  };
+
+  // One segment of a block: q packed as [width, R] -> states [R, state_floats]. Meanwhile the keys of `next` are fetched.
   template <class Page, int R>
-  static void segment(const AttentionWork& w, const QueryBlock& block, int segment, const float* q, float* s, float* states) {
+  static void segment(const AttentionWork& w, const QueryBlock& block, int segment, const Keys& here, const Keys& next,
+                      const float* q, float* s, float* states) {
     constexpr int kSums = kWide ? 24 : 6;
     constexpr int kKeys = R * 4 <= kSums ? 4 : R * 2 <= kSums ? 2 : 1;
-    int from = segment * kSegment, first_token = w.query_start[block.row] + block.first / w.group();
-    int ends[kQueries], begins[kQueries], low = kSegment, high = 0;
+    all_scores<Page, R, kKeys>(q, here.keys, here.values, here.first, here.stop, w.dim / 2, s);
+    int from = segment * kSegment, low = kSegment, high = 0;
     for (int r = 0; r < block.count; r++) {
-      int token = w.query_start[block.row] + (block.first + r) / w.group();
-      int position = w.positions[first_token] + (token - first_token);
-      ends[r] = least(position + 1 - from, kSegment);
-      int begin = w.window > 0 ? position + 1 - from - w.window : 0;
-      begins[r] = begin > 0 ? begin : 0;
-      if (begins[r] < ends[r]) {
-        low = least(low, begins[r]);
-        high = ends[r] > high ? ends[r] : high;
-      }
-    }
-    const char *keys[kBlocks], *values[kBlocks];
-    int first = low / kLanes, stop = (high + kLanes - 1) / kLanes;
-    find_blocks<Page>(w, block, from, first, stop, keys, values);
-    all_scores<Page, R, kKeys>(q, keys, first, stop, w.dim / 2, s);
-    for (int r = 0; r < block.count; r++) {
+      int position = first_position(w, block) + (block.first % w.group() + r) / w.group();
+      int end = least(position + 1 - from, kSegment), begin = w.window > 0 ? position + 1 - from - w.window : 0;
+      begin = begin < 0 ? 0 : begin;
+      if (begin < end) low = least(low, begin), high = end > high ? end : high;
       float* state = states + r * w.state_floats();
       F sum = V::zero();
       float most = kNothing;
-      weights_of(s + r * kStride, begins[r], ends[r], first, stop, w.softcap, sum, most);
+      weights_of(s + r * kStride, begin, end, here.first, here.stop, w.softcap, sum, most);
       for (int i = 0; i < w.width; i += kLanes) V::store(state + i, V::zero());
       V::store(state + w.width, sum);
       V::store(state + w.width + kLanes, V::set1(most));
     }
-    weigh_rows<Page, R>(w, s, values, low, high, states);
+    const char* ahead[kBlocks];
+    for (int b = here.first; b < here.stop; b++) {
+      int there = next.first + b - here.first;
+      ahead[b] = there < next.stop ? next.keys[there] : here.values[b];
+    }
+    weigh_rows<Page, R>(w, s, here.values, ahead, low, high, states);
+  }
+
+  static int first_position(const AttentionWork& w, const QueryBlock& block) {
+    return w.positions[w.query_start[block.row] + block.first / w.group()];
   }
 
   template <class Page>
-  static void find_blocks(const AttentionWork& w, const QueryBlock& block, int from, int first, int stop,
-                          const char** keys, const char** values) {
+  static void find_keys(const AttentionWork& w, const QueryBlock& block, int segment, Keys& found) {
     const int32_t* table = w.page_table + clamp(w.row_slots[block.row], w.slots) * w.pages_per_sequence;
     int64_t block_bytes = int64_t(w.width / 2) * Page::kPair;
-    for (int b = first; b < stop; b++) {
+    int from = segment * kSegment, low = first_position(w, block);
+    int high = low + (block.first % w.group() + block.count - 1) / w.group() + 1 - from;
+    low = w.window > 0 ? low + 1 - w.window - from : 0;
+    found.first = low < 0 ? 0 : low / kLanes;
+    found.stop = (least(high, kSegment) + kLanes - 1) / kLanes;
+    for (int b = found.first; b < found.stop; b++) {
       int key = from + b * kLanes;
       int64_t page = clamp(table[clamp(key / w.page_size, w.pages_per_sequence)], w.num_pages);
-      keys[b] = w.pages + (page * w.kv_heads + block.kv_head) * 2 * w.part_bytes() + key % w.page_size / kLanes * block_bytes;
-      values[b] = keys[b] + w.part_bytes();
+      found.keys[b] = w.pages + (page * w.kv_heads + block.kv_head) * 2 * w.part_bytes();
+      found.keys[b] += key % w.page_size / kLanes * block_bytes;
+      found.values[b] = found.keys[b] + w.part_bytes();
     }
   }
 
   // Weighted values of the keys [begin, end), added to states [R, state_floats]: a few rows at a time where registers
   // are few, and some keys at a time where they do not hold all columns, so that the keys' values stay in the cache.
   template <class Page, int R>
-  static void weigh_rows(const AttentionWork& w, const float* p, const char* const* values, int begin, int end,
-                         float* states) {
+  static void weigh_rows(const AttentionWork& w, const float* p, const char* const* values, const char* const* ahead,
+                         int begin, int end, float* states) {
     constexpr int kRows = kWide || R <= 2 ? R : 2;
     constexpr int kFit = (kWide ? 24 : 4) / (2 * kRows);
     constexpr int kColumns = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
@@ -327,7 +341,7 @@ template <class V> struct Attention {
     for (; begin < end; begin = (begin / step + 1) * step) {
       int stop = least(end, (begin / step + 1) * step);
       for (int r = 0; r < R; r += kRows) {
-        weigh_columns<Page, kRows, kColumns>(p + r * kStride, values, begin, stop, 0, w.width,
+        weigh_columns<Page, kRows, kColumns>(p + r * kStride, values, ahead, begin, stop, 0, w.width,
                                              states + r * w.state_floats(), size_t(w.state_floats()));
       }
     }
@@ -368,9 +382,11 @@ template <class V> struct Attention {
     return w.out + (token * w.heads + block.kv_head * w.group() + flat % w.group()) * w.dim;
   }
 
-  static void fold(const AttentionWork& w, const QueryBlock& block, const float* states, float* scratch) {
+  static void fold(const AttentionWork& w, const Piece& whole, float* scratch) {
+    const QueryBlock& block = whole.block;
+    const float* states = whole.states;
     int64_t size = block.count * w.state_floats();
-    int segments = block.end_segment - block.first_segment;
+    int segments = whole.end - whole.begin;
     copy(scratch, states, int(size));
     for (int s = 1; s < segments; s++) {
       for (int r = 0; r < block.count; r++) {
@@ -383,54 +399,65 @@ template <class V> struct Attention {
   // Whole pieces of work. Scratch: queries [width, kQueries], scores [kQueries, kStride], two states.
 
   template <class Page, int R>
-  static void attend_rows(const AttentionWork& w, const QueryBlock& block, int begin, int end, float* parts, float* scratch) {
+  static void attend_rows(const AttentionWork& w, const Piece& piece, const Piece* next, float* scratch) {
+    const QueryBlock& block = piece.block;
     float *q = scratch, *s = q + w.width * kQueries, *state = s + kStride * kQueries;
-    float* next = state + w.state_floats() * kQueries;
+    float *later = state + w.state_floats() * kQueries, *parts = piece.states;
     for (int r = 0; r < R; r++) {
       const float* from = r < block.count ? query(w, block, r) : nullptr;
       for (int i = 0; i < w.dim; i++) q[i * R + r] = from != nullptr ? from[i] : 0.0f;
     }
     int64_t size = block.count * w.state_floats();
-    for (int i = begin; i < end; i++) {
-      float* here = parts != nullptr || i == begin ? state : next;
-      segment<Page, R>(w, block, i, q, s, here);
+    Keys keys[2] = {};
+    find_keys<Page>(w, block, piece.begin, keys[0]);
+    for (int i = piece.begin; i < piece.end; i++) {
+      Keys &here = keys[(i - piece.begin) % 2], &ahead = keys[(i - piece.begin + 1) % 2];
+      if (i + 1 < piece.end) {
+        find_keys<Page>(w, block, i + 1, ahead);
+      } else if (next != nullptr) {
+        find_keys<Page>(w, next->block, next->begin, ahead);
+      } else {
+        ahead.stop = 0;
+      }
+      float* to = parts != nullptr || i == piece.begin ? state : later;
+      segment<Page, R>(w, block, i, here, ahead, q, s, to);
       if (parts != nullptr) {
-        copy(parts + (i - begin) * size, here, int(size));
-      } else if (i > begin) {
-        for (int r = 0; r < block.count; r++) fold_state(w, state + r * w.state_floats(), next + r * w.state_floats());
+        copy(parts + (i - piece.begin) * size, to, int(size));
+      } else if (i > piece.begin) {
+        for (int r = 0; r < block.count; r++) fold_state(w, state + r * w.state_floats(), later + r * w.state_floats());
       }
     }
     if (parts == nullptr) finish(w, block, state);
   }
 
   template <class Page>
-  static void attend_page(const AttentionWork& w, const QueryBlock& b, int begin, int end, float* parts, float* scratch) {
-    if (b.count == 1) return attend_rows<Page, 1>(w, b, begin, end, parts, scratch);
-    if (b.count == 2) return attend_rows<Page, 2>(w, b, begin, end, parts, scratch);
+  static void attend_page(const AttentionWork& w, const Piece& piece, const Piece* next, float* scratch) {
+    int count = piece.block.count;
+    if (count == 1) return attend_rows<Page, 1>(w, piece, next, scratch);
+    if (count == 2) return attend_rows<Page, 2>(w, piece, next, scratch);
     if constexpr (kWide) {
-      if (b.count == 3) return attend_rows<Page, 3>(w, b, begin, end, parts, scratch);
+      if (count == 3) return attend_rows<Page, 3>(w, piece, next, scratch);
     }
-    if (b.count <= 4) return attend_rows<Page, 4>(w, b, begin, end, parts, scratch);
+    if (count <= 4) return attend_rows<Page, 4>(w, piece, next, scratch);
     if constexpr (kWide) {
-      if (b.count <= 6) return attend_rows<Page, 6>(w, b, begin, end, parts, scratch);
-      if (b.count <= 8) return attend_rows<Page, 8>(w, b, begin, end, parts, scratch);
-      attend_rows<Page, 12>(w, b, begin, end, parts, scratch);
+      if (count <= 6) return attend_rows<Page, 6>(w, piece, next, scratch);
+      if (count <= 8) return attend_rows<Page, 8>(w, piece, next, scratch);
+      attend_rows<Page, 12>(w, piece, next, scratch);
     }
   }
 
-  static void attend_segments(const AttentionWork& w, const QueryBlock& b, int begin, int end, float* parts, float* scratch) {
-    if (w.bfloat) {
-      attend_page<BfloatPage>(w, b, begin, end, parts, scratch);
-    } else {
-      attend_page<FloatPage>(w, b, begin, end, parts, scratch);
+  static void attend(const AttentionWork& w, const Piece* pieces, int64_t count, float* scratch) {
+    for (int64_t i = 0; i < count; i++) {
+      const Piece* next = i + 1 < count ? pieces + i + 1 : nullptr;
+      if (w.bfloat) {
+        attend_page<BfloatPage>(w, pieces[i], next, scratch);
+      } else {
+        attend_page<FloatPage>(w, pieces[i], next, scratch);
+      }
     }
   }
 
-  static void attend(const AttentionWork& w, const QueryBlock& block, float* scratch) {
-    attend_segments(w, block, block.first_segment, block.end_segment, nullptr, scratch);
-  }
-
-  static constexpr AttentionKernels table() { return {kQueries, rotate_and_write, attend, attend_segments, fold}; }
+  static constexpr AttentionKernels table() { return {kQueries, rotate_and_write, attend, fold}; }
 
  private:
   static int least(int a, int b) { return a < b ? a : b; }
