@@ -1,0 +1,17 @@
+// A translation unit's table of kernels, from the kernel templates and its struct of vector operations.
+#pragma once
+
+#include "kernels.h"
+#include "simd/checksum.h"
+
+namespace headrace {
+
+// Constant, so that a translation unit has no code that runs by itself on a machine without its instructions.
+template <class V> constexpr Kernels table_of() {
+  Kernels t{};
+  t.name = V::kName;
+  t.checksum = checksum<V>;
+  return t;
+}
+
+}  // namespace headrace
