@@ -1,8 +1,9 @@
 // Products of some rows of activations with a packed matrix, panel by panel.
 //
-// A group's product of 32 inputs is an exact integer; it becomes a float and is added, scaled, to the row's sum by one fma
-// (and one more for the format's minimum), group after group from the first. Nothing else touches a row's sum, so its bits
-// depend neither on the number of rows nor on the instruction set.
+// The product of 16 inputs, half a group, is an exact integer. Both halves, as floats and scaled as their activations are,
+// make the group's part, which is added to the row's sum by one fma (and one more for the format's minimum), group after
+// group from the first. Nothing else touches a row's sum, so its bits depend neither on the number of rows nor on the
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -77,15 +78,15 @@ void quantized_panel(const uint8_t* p, const uint8_t* x, int64_t groups, float* 
   constexpr Format f = kFormats[Id];
   // Signed bytes of eight bits have their zero at 0.
   constexpr int zero = f.bits == 8 && V::kSignedBytes ? 0 : f.zero;
-  constexpr int halves = f.scales == Scales::kK6 ? 2 : 1;  // parts of a group with a scale each
+  constexpr bool two = f.scales == Scales::kK6;  // each half of a group has a scale of its own
   F acc[R], d{}, dmin{};
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r] = V::zero();
   for (int64_t g = 0; g < groups; g++, x += kRowGroupBytes * R) {
     const int8_t* quants = reinterpret_cast<const int8_t*>(x);
-    const float* row_d = reinterpret_cast<const float*>(x + kGroup * R);
-    const float* row_sums = row_d + R;
-    const int32_t* counts = reinterpret_cast<const int32_t*>(row_sums + R);
+    const float* worth = reinterpret_cast<const float*>(x + kGroup * R);
+    const float* sums = worth + 2 * R;
+    const int32_t* counts = reinterpret_cast<const int32_t*>(sums + R);
     if constexpr (f.groups == 8) {
       if (g % 8 == 0) {
         d = V::load_half(reinterpret_cast<const uint16_t*>(p));
@@ -93,7 +94,7 @@ void quantized_panel(const uint8_t* p, const uint8_t* x, int64_t groups, float* 
         p += f.super_bytes();
       }
     }
-    F scale[halves], least{};
+    F scale[2], least{};
     if constexpr (f.scales == Scales::kF16 || f.scales == Scales::kF16M) {
       scale[0] = V::load_half(reinterpret_cast<const uint16_t*>(p));
       if constexpr (f.has_min()) least = V::load_half(reinterpret_cast<const uint16_t*>(p + 32));
@@ -106,35 +107,42 @@ void quantized_panel(const uint8_t* p, const uint8_t* x, int64_t groups, float* 
       for (int h = 0; h < 2; h++) scale[h] = V::mul(d, V::to_float(V::load_s8((const int8_t*)p + 16 * h)));
     }
     I total[R];
-    // Each part of a group begins at minus what the zero adds to it.
+    F part[R];
+    // A half's product begins at minus what the zero adds to it.
     auto begin = [&](int h) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         total[r] = V::izero();
-        if constexpr (!f.has_min() && zero != 0) {
-          I count = V::iset1(halves == 1 ? counts[r] : h == 0 ? counts[R + r] : counts[r] - counts[R + r]);
-          total[r] = V::isub(total[r], V::template shl<log2_of(zero)>(count));
-        }
+        if constexpr (!f.has_min() && zero != 0)
+          total[r] = V::isub(total[r], V::template shl<log2_of(zero)>(V::iset1(counts[h * R + r])));
       }
     };
     auto end = [&](int h) {
 #pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-        acc[r] = V::fma(V::to_float(total[r]), V::mul(scale[h], V::set1(row_d[r])), acc[r]);
+      for (int r = 0; r < R; r++) {
+        F product = V::to_float(total[r]), d = V::set1(worth[h * R + r]);
+        if constexpr (two) {
+          acc[r] = V::fma(scale[h], V::mul(product, d), acc[r]);
+        } else if (h == 0) {
+          part[r] = V::mul(product, d);
+        } else {
+          acc[r] = V::fma(scale[0], V::fma(product, d, part[r]), acc[r]);
+        }
+      }
     };
     begin(0);
     Quants<V, f.bits>{p + f.scale_bytes()}.each([&](int j, typename V::B w) {
-      if (halves == 2 && j == 4) end(0), begin(1);
+      if (j == 4) end(0), begin(1);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) total[r] = V::dot(total[r], w, quants + (j * R + r) * 4);
     });
-    end(halves - 1);
+    end(1);
     if constexpr (f.has_min()) {
       // A K format's minimum is subtracted, an F16M one's added.
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
-        acc[r] = f.scales == Scales::kK ? V::fnma(least, V::set1(row_sums[r]), acc[r])
-                                        : V::fma(least, V::set1(row_sums[r]), acc[r]);
+        acc[r] = f.scales == Scales::kK ? V::fnma(least, V::set1(sums[r]), acc[r])
+                                        : V::fma(least, V::set1(sums[r]), acc[r]);
     }
     p += f.group_bytes();
   }
@@ -194,8 +202,7 @@ template <class V> PanelKernel panel_kernel(int id, int rows) {
     case 3: return panel_kernel<V, 3>(id);
     case 4: return panel_kernel<V, 4>(id);
     case 6: return panel_kernel<V, 6>(id);
-    case 8: return panel_kernel<V, 8>(id);
-    default: return panel_kernel<V, 12>(id);
+    default: return panel_kernel<V, 8>(id);
   }
 }
 
@@ -242,8 +249,5 @@ template <class V> void multiply(const Product& p, int64_t begin, int64_t end) {
     }
   }
 }
-
-// Row `index` of the matrix, as floats [columns].
-template <class V> void decode_row(const Matrix& m, int64_t index, float* y);
 
 }  // namespace headrace

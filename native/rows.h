@@ -2,23 +2,26 @@
 //
 // Rows are handled in blocks of at most V::kRows. The rows of a block lie interleaved, group of 32 inputs after group:
 //   32 * R bytes   quants: for each four inputs, the four of row 0, of row 1, …
-//   R floats       d: what a quant is worth
-//   R floats       d * sum of the quants, for weights that have a minimum
-//   R int32        sum of the quants, for weights whose zero is not 0
-//   R int32        sum of the first 16 of them, for weights with two scales in a group
-// A row has a scale for each group: its largest magnitude / 127. Dense weights take floats: for each input those of row 0, 1, …
+//   2 * R floats   what a quant is worth, in the first half of the group and in the second
+//   R floats       sum of what the quants are worth, for weights that have a minimum
+//   2 * R int32    sums of the quants of each half, for weights whose zero is not 0
+// Sixteen inputs have a scale: their largest magnitude / 127. With one for 32, as llama.cpp has it, SmolLM2's perplexity
+// is 0.6 % above that of float32 activations, with this 0.15 %; the products take a tenth longer.
+// Dense weights take floats: for each input those of row 0, 1, …
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "formats.h"
 #include "simd/math.h"
 
 namespace headrace {
 
-constexpr int kRowGroupBytes = kGroup + 16;  // of a row and group, wherever it lies
+constexpr int kHalf = kGroup / 2;                // inputs that share a scale
+constexpr int kRowGroupBytes = kGroup + 20;  // of a row and group, wherever it lies
 
 struct Rows {
   const float* x;     // [count, columns]
@@ -35,7 +38,7 @@ struct Rows {
 // How many rows the block that begins at `row` has.
 template <class V> inline int block_rows(int64_t row, int64_t count) {
   int64_t left = count - row;
-  for (int size : {12, 8, 6, 4, 3, 2})
+  for (int size : {8, 6, 4, 3, 2})
     if (size <= V::kRows && size <= left) return size;
   return 1;
 }
@@ -55,33 +58,44 @@ template <class V> inline void rms_norm(const float* x, const float* weight, flo
   }
 }
 
-// One group of one row into its places of a block. Infinities and NaN make the group's scale NaN, and so the row's results.
-template <class V> inline void quantize_group(const float* x, int r, int R, uint8_t* group) {
-  using I = typename V::I;
-  typename V::F a = V::load(x), b = V::load(x + 16);
-  I magnitude = V::iset1(0x7fffffff);
-  int32_t most_bits = V::largest(V::imax(V::iand(V::bits(a), magnitude), V::iand(V::bits(b), magnitude)));
-  float most, d, per_unit;
-  std::memcpy(&most, &most_bits, 4);
-  if (most_bits >= 0x7f800000) {
-    d = __builtin_nanf(""), per_unit = 0;
-  } else if (most < 1e-30f) {  // 127 / most must be finite; whatever is that small counts as 0
-    d = 0, per_unit = 0;
-  } else {
-    d = most / 127.0f, per_unit = 127.0f / most;
+// y [n] = residual + rms_norm(y); `buffer` has room for n.
+template <class V>
+void add_norm(const float* residual, const float* weight, float eps, int64_t n, float* y, float* buffer) {
+  rms_norm<V>(y, weight, eps, n, buffer);
+  for (int64_t i = 0; i < n; i++) y[i] = residual[i] + buffer[i];
+}
+
+// Quants [16] of x [16], and returns what one is worth. Infinities and NaN make that NaN, and so the row's results.
+template <class V> inline float quantize_half(const float* x, int8_t* quants, int32_t* sum) {
+  typename V::F v = V::load(x);
+  int32_t bits = V::largest(V::iand(V::bits(v), V::iset1(0x7fffffff)));
+  float most;
+  std::memcpy(&most, &bits, 4);
+  *sum = 0;
+  if (bits >= 0x7f800000 || most < 1e-30f) {  // 127 / most must be finite; whatever is that small counts as 0
+    std::memset(quants, 0, kHalf);
+    return bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
   }
-  I qa = V::izero(), qb = V::izero();
-  if (per_unit != 0) qa = V::round(V::mul(a, V::set1(per_unit))), qb = V::round(V::mul(b, V::set1(per_unit)));
+  typename V::I q = V::round(V::mul(v, V::set1(127.0f / most)));
+  V::store_s8(quants, q);
+  *sum = V::sum(q);
+  return most / 127.0f;
+}
+
+// One group of one row into its places of a block.
+template <class V> inline void quantize_group(const float* x, int r, int R, uint8_t* group) {
   int8_t quants[kGroup];
-  V::store_s8(quants, qa);
-  V::store_s8(quants + 16, qb);
+  int32_t sums[2];
+  float worth[2];
+  for (int h = 0; h < 2; h++) worth[h] = quantize_half<V>(x + kHalf * h, quants + kHalf * h, sums + h);
   for (int j = 0; j < kGroup / 4; j++) std::memcpy(group + (j * R + r) * 4, quants + 4 * j, 4);
-  int32_t first = V::sum(qa), sum = first + V::sum(qb);
-  float scaled_sum = d * float(sum);
-  std::memcpy(group + kGroup * R + 4 * r, &d, 4);
-  std::memcpy(group + (kGroup + 4) * R + 4 * r, &scaled_sum, 4);
-  std::memcpy(group + (kGroup + 8) * R + 4 * r, &sum, 4);
-  std::memcpy(group + (kGroup + 12) * R + 4 * r, &first, 4);
+  float total = worth[0] * float(sums[0]) + worth[1] * float(sums[1]);
+  uint8_t* after = group + kGroup * R + 4 * r;
+  std::memcpy(after, worth, 4);
+  std::memcpy(after + 4 * R, worth + 1, 4);
+  std::memcpy(after + 8 * R, &total, 4);
+  std::memcpy(after + 12 * R, sums, 4);
+  std::memcpy(after + 16 * R, sums + 1, 4);
 }
 
 // Packs the block of rows [row, row + R). `buffer` has room for a row.

@@ -10,7 +10,7 @@ namespace headrace {
 
 struct Avx512 {
   static constexpr const char* kName = "avx512";
-  static constexpr int kRows = 12;
+  static constexpr int kRows = 8;
   static constexpr bool kSignedBytes = false;
 
   using F = __m512;
