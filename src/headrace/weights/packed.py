@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from headrace.layers.native import FORMAT_IDS, PANEL, NativeWeight, pack_int8, pack_rows, panel_bytes
 from headrace.models.weights import Part
+from headrace.native.library import available
 
 _UNIT = 32  # bytes that panels' places are counted in
+
+
+def wanted(mesh: Mesh | None) -> bool:
+    """Whether matrices are to be packed: for the CPU, where there are native kernels, and for one device."""
+    return mesh is None and jax.default_backend() == "cpu" and available()
 
 
 def packable(forms: Sequence[str], parts: Sequence[Part]) -> bool:
@@ -78,7 +86,8 @@ def _in_order(parts: Sequence[Part], rows: Sequence[np.ndarray], per: int = 1) -
     if len(parts) == 1 and not parts[0].view:
         return rows[0]
     runs = [
-        np.repeat(each, part.copies, axis=0) if part.copies > 1 else each for part, each in zip(parts, rows, strict=True)
+        np.repeat(each, part.copies, axis=0) if part.copies > 1 else each
+        for part, each in zip(parts, rows, strict=True)
     ]
     groups = parts[0].view[0]
     grouped = [each.reshape(groups, -1, *each.shape[1:]) for each in runs]
