@@ -10,7 +10,7 @@ namespace headrace {
 
 struct Avx512 {
   static constexpr const char* kName = "avx512";
-  static constexpr int kRows = 12;
+  static constexpr int kRows = 8;
   static constexpr bool kSignedBytes = false;
 
   using F = __m512;
@@ -50,6 +50,7 @@ struct Avx512 {
   static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
   static I iload(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void istore(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+  static void store_s8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
   static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
   static I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I iand(I a, I b) { return _mm512_and_si512(a, b); }
@@ -58,12 +59,22 @@ struct Avx512 {
   static I load_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
   static I load_s8(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 
+  static int32_t sum(I a) { return _mm512_reduce_add_epi32(a); }
+  static int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
+
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static I round(F a) { return _mm512_cvtps_epi32(a); }
   static I bits(F a) { return _mm512_castps_si512(a); }
   static F from_bits(I a) { return _mm512_castsi512_ps(a); }
 
   static B bload(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static B bxor(B a, uint8_t x) { return _mm512_xor_si512(a, _mm512_set1_epi8(char(x))); }
+  static F load_even_bfloat(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+  }
+  static F load_odd_bfloat(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000))));
+  }
   static B low_nibbles(B a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
   static B high_nibbles(B a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
   template <int Value> static B add_where(B a, const uint8_t* p) {

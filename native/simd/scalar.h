@@ -89,6 +89,9 @@ struct Scalar {
   static I iset1(int32_t x) { HEADRACE_LANES(I, x) }
   static I iload(const int32_t* p) { HEADRACE_LANES(I, p[i]) }
   static void istore(int32_t* p, I a) { std::memcpy(p, a.v, 64); }
+  static void store_s8(int8_t* p, I a) {  // lanes in [-128, 127], 16 bytes
+    for (int i = 0; i < 16; i++) p[i] = int8_t(a.v[i]);
+  }
   static I iadd(I a, I b) { HEADRACE_LANES(I, int32_t(uint32_t(a.v[i]) + uint32_t(b.v[i]))) }
   static I isub(I a, I b) { HEADRACE_LANES(I, int32_t(uint32_t(a.v[i]) - uint32_t(b.v[i]))) }
   static I iand(I a, I b) { HEADRACE_LANES(I, a.v[i] & b.v[i]) }
@@ -96,6 +99,17 @@ struct Scalar {
   template <int S> static I shl(I a) { HEADRACE_LANES(I, int32_t(uint32_t(a.v[i]) << S)) }
   static I load_u8(const uint8_t* p) { HEADRACE_LANES(I, p[i]) }  // 16 bytes, each to its lane
   static I load_s8(const int8_t* p) { HEADRACE_LANES(I, p[i]) }
+
+  static int32_t sum(I a) {
+    uint32_t total = 0;
+    for (int i = 0; i < 16; i++) total += uint32_t(a.v[i]);
+    return int32_t(total);
+  }
+  static int32_t largest(I a) {
+    int32_t most = a.v[0];
+    for (int i = 1; i < 16; i++) most = most > a.v[i] ? most : a.v[i];
+    return most;
+  }
 
   // Between them.
   static F to_float(I a) { HEADRACE_LANES(F, float(a.v[i])) }
@@ -106,6 +120,10 @@ struct Scalar {
 
   // Bytes.
   static B bload(const uint8_t* p) { B r; std::memcpy(r.v, p, 64); return r; }
+  static B bxor(B a, uint8_t x) { HEADRACE_BYTES(uint8_t(a.v[i] ^ x)) }
+  // 16-bit floats 2n and 2n + 1 of the 32 at p, as lane n.
+  static F load_even_bfloat(const uint16_t* p) { HEADRACE_LANES(F, bfloat_to_float(p[2 * i])) }
+  static F load_odd_bfloat(const uint16_t* p) { HEADRACE_LANES(F, bfloat_to_float(p[2 * i + 1])) }
   static B low_nibbles(B a) { HEADRACE_BYTES(a.v[i] & 15) }
   static B high_nibbles(B a) { HEADRACE_BYTES(a.v[i] >> 4) }
   // Adds `Value` to the bytes whose bit is set in the 64 bits at p.
