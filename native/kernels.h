@@ -10,17 +10,18 @@ namespace headrace {
 // One table for each instruction set. All tables give the same bits for the same arguments.
 struct Kernels {
   const char* name;
+  uint64_t (*checksum)();  // of what its vectors compute from fixed numbers; see simd/checksum.h
+  // Products; see rows.h and matmul.h.
   int (*block_rows)(int64_t row, int64_t count);
   void (*pack_rows)(const Rows& rows, int64_t row, int R, float* buffer);
   void (*multiply)(const Product& product, int64_t begin, int64_t end);
   void (*add_norm)(const float* residual, const float* weight, float eps, int64_t n, float* y, float* buffer);
 };
 
-template <class V> Kernels kernels_of() {
-  return {V::kName, block_rows<V>, pack_rows<V>, multiply<V>, add_norm<V>};
-}
+// In isa/, one file each; which of them there are depends on the processor and the compiler.
+extern const Kernels scalar_kernels, avx2_kernels, avx512_kernels, amx_kernels, neon_kernels;
 
-// The best table that this machine can run, or the one that HEADRACE_NATIVE_ISA names; see dispatch.cpp.
+// The best table that this machine can run, or the one that was chosen before; see dispatch.h.
 const Kernels& kernels();
 
 }  // namespace headrace

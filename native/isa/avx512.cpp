@@ -1,8 +1,9 @@
-#include "../kernels.h"
-#include "../simd/avx512.h"
+#include "isa/table.h"
+#include "simd/avx512.h"
 
 namespace headrace {
 
-extern const Kernels kAvx512Kernels = kernels_of<Avx512>();
+constexpr Kernels table = table_of<Avx512>();
+const Kernels avx512_kernels = table;
 
 }  // namespace headrace

@@ -1,8 +1,9 @@
-#include "../kernels.h"
-#include "../simd/scalar.h"
+#include "isa/table.h"
+#include "simd/scalar.h"
 
 namespace headrace {
 
-extern const Kernels kScalarKernels = kernels_of<Scalar>();
+constexpr Kernels table = table_of<Scalar>();
+const Kernels scalar_kernels = table;
 
 }  // namespace headrace

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from headrace import native
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, ModelError
@@ -129,6 +130,8 @@ def _manager(
 ) -> ExecutionManager:
     """A compiled manager."""
     assert config.max_model_len is not None
+    if mesh is None and jax.default_backend() == "cpu" and not native.available():
+        log.warning("%s", native.reason())
     options = ExecutionOptions(
         dtype=config.jax_dtype,
         num_pages=config.num_pages(checkpoint.spec),
