@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "matmul.h"
 
 namespace headrace {
@@ -11,6 +12,7 @@ namespace headrace {
 struct Kernels {
   const char* name;
   uint64_t (*checksum)();  // of what its vectors compute from fixed numbers; see simd/checksum.h
+  AttentionKernels attention;
   // Products; see rows.h and matmul.h.
   int (*block_rows)(int64_t row, int64_t count);
   void (*pack_rows)(const Rows& rows, int64_t row, int R, float* buffer);

@@ -1,6 +1,7 @@
 // A translation unit's table of kernels, from the kernel templates and its struct of vector operations.
 #pragma once
 
+#include "attention_kernel.h"
 #include "kernels.h"
 #include "simd/checksum.h"
 
@@ -15,6 +16,7 @@ template <class V> constexpr Kernels table_of() {
   t.pack_rows = pack_rows<V>;
   t.multiply = multiply<V>;
   t.add_norm = add_norm<V>;
+  t.attention = Attention<V>::table();
   return t;
 }
 

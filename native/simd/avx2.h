@@ -66,6 +66,11 @@ struct Avx2 {
     _mm256_storeu_si256((__m256i*)p, a.lo);
     _mm256_storeu_si256((__m256i*)(p + 8), a.hi);
   }
+  static void store_s8(int8_t* p, I a) {
+    __m128i lo = _mm_packs_epi32(_mm256_castsi256_si128(a.lo), _mm256_extracti128_si256(a.lo, 1));
+    __m128i hi = _mm_packs_epi32(_mm256_castsi256_si128(a.hi), _mm256_extracti128_si256(a.hi, 1));
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(lo, hi));
+  }
   static I iadd(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
   static I isub(I a, I b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
   static I iand(I a, I b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
@@ -80,12 +85,39 @@ struct Avx2 {
     return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
   }
 
+  static int32_t sum(I a) {
+    int32_t x[8];
+    _mm256_storeu_si256((__m256i*)x, _mm256_add_epi32(a.lo, a.hi));
+    uint32_t total = 0;
+    for (int i = 0; i < 8; i++) total += uint32_t(x[i]);
+    return int32_t(total);
+  }
+  static int32_t largest(I a) {
+    int32_t x[8];
+    _mm256_storeu_si256((__m256i*)x, _mm256_max_epi32(a.lo, a.hi));
+    for (int i = 1; i < 8; i++) x[0] = x[0] > x[i] ? x[0] : x[i];
+    return x[0];
+  }
+
   static F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
   static I round(F a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
   static I bits(F a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
   static F from_bits(I a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 
   static B bload(const uint8_t* p) { return {whole_register(p), whole_register(p + 32)}; }
+  static B bxor(B a, uint8_t x) {
+    __m256i bits = _mm256_set1_epi8(char(x));
+    return {_mm256_xor_si256(a.lo, bits), _mm256_xor_si256(a.hi, bits)};
+  }
+  static F load_even_bfloat(const uint16_t* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(whole_register(p), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(whole_register(p + 16), 16))};
+  }
+  static F load_odd_bfloat(const uint16_t* p) {
+    __m256i high = _mm256_set1_epi32(int(0xffff0000));
+    return {_mm256_castsi256_ps(_mm256_and_si256(whole_register(p), high)),
+            _mm256_castsi256_ps(_mm256_and_si256(whole_register(p + 16), high))};
+  }
   static B low_nibbles(B a) {
     __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask)};
