@@ -1,11 +1,10 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <utility>
+#include <functional>
 #include <vector>
 
+#include "ffi/scratch.h"
 #include "team.h"
 
 namespace headrace {
@@ -17,25 +16,6 @@ struct Plan {
   std::vector<Piece> folds;       // those in several pieces
   std::vector<int64_t> batches;   // first piece of each batch that a thread takes at a time, and the number of pieces
   int64_t work = 0;
-};
-
-// Memory that grows and is kept, for one thread.
-class Buffer {
- public:
-  float* get(int64_t floats) {
-    if (floats > size_) {
-      size_ = floats;
-      data_.reset(static_cast<float*>(std::aligned_alloc(64, size_t(floats * 4 + 63) / 64 * 64)));
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> data_;
-  int64_t size_ = 0;
 };
 
 // Below this many products of vectors (4 microseconds or so), waiting for other threads takes longer.
@@ -67,14 +47,15 @@ void add_blocks(const AttentionWork& w, int most, Plan& plan) {
 }
 
 // Blocks that would keep a thread busy for long after the others are cut into some segments each.
-void add_pieces(const AttentionWork& w, int threads, Buffer& buffer, Plan& plan) {
+void add_pieces(const AttentionWork& w, int threads, Plan& plan) {
   plan.pieces.clear(), plan.folds.clear(), plan.batches.assign(1, 0);
   bool shared = threads > 1 && plan.work >= kWorthSharing;
   int64_t most = shared ? plan.work / (threads * kBatchesPerThread) + 1 : plan.work, states = 0;
   for (const Piece& whole : plan.blocks) {
     if (cost(w, whole) > most && whole.end - whole.begin > 1) states += (whole.end - whole.begin) * whole.block.count * w.state_floats();
   }
-  float* to = buffer.get(states);
+  struct States {};
+  float* to = reinterpret_cast<float*>(scratch<States>(size_t(states) * 4));
   int64_t batch = 0;
   for (const Piece& whole : plan.blocks) {
     int64_t own = cost(w, whole);
@@ -111,14 +92,13 @@ int64_t attention_scratch(const AttentionWork& w, const AttentionKernels& kernel
 
 void attention(const AttentionWork& w, const AttentionKernels& kernels, const Pool& pool) {
   thread_local Plan own_plan;
-  thread_local Buffer states;
   const int threads = std::max(pool.num_threads, 1);
   Plan& plan = own_plan;  // inside the loops below the name of a thread's own would mean another thread's
   add_blocks(w, kernels.most_queries, plan);
-  add_pieces(w, threads, states, plan);
-  auto scratch = [size = attention_scratch(w, kernels)] {
-    thread_local Buffer own;
-    return own.get(size);
+  add_pieces(w, threads, plan);
+  auto own = [size = attention_scratch(w, kernels)] {
+    struct Piece {};
+    return reinterpret_cast<float*>(scratch<Piece>(size_t(size) * 4));
   };
 
   int64_t token_work = int64_t(w.heads + 6 * w.kv_heads) * w.width / kLanes * 10;
@@ -128,9 +108,9 @@ void attention(const AttentionWork& w, const AttentionKernels& kernels, const Po
   });
   share(pool, int64_t(plan.batches.size()) - 1, plan.work, [&](int64_t i) {
     int64_t first = plan.batches[i];
-    kernels.attend(w, plan.pieces.data() + first, plan.batches[i + 1] - first, scratch());
+    kernels.attend(w, plan.pieces.data() + first, plan.batches[i + 1] - first, own());
   });
-  share(pool, int64_t(plan.folds.size()), plan.work, [&](int64_t i) { kernels.fold(w, plan.folds[i], scratch()); });
+  share(pool, int64_t(plan.folds.size()), plan.work, [&](int64_t i) { kernels.fold(w, plan.folds[i], own()); });
 }
 
 }  // namespace headrace

@@ -81,18 +81,18 @@ uint64_t saved_registers() {
 std::vector<const Kernels*> find_supported() {
   std::vector<const Kernels*> found;
 #if defined(HEADRACE_AMX)
-  if (has_amx()) found.push_back(&amx_kernels);
+  if (has_amx()) found.push_back(&kAmxKernels);
 #endif
 #if defined(HEADRACE_AVX512)
-  if (has_avx512()) found.push_back(&avx512_kernels);
+  if (has_avx512()) found.push_back(&kAvx512Kernels);
 #endif
 #if defined(HEADRACE_AVX2)
-  if (has_avx2()) found.push_back(&avx2_kernels);
+  if (has_avx2()) found.push_back(&kAvx2Kernels);
 #endif
 #if defined(HEADRACE_NEON)
-  if (has_neon()) found.push_back(&neon_kernels);
+  if (has_neon()) found.push_back(&kNeonKernels);
 #endif
-  found.push_back(&scalar_kernels);
+  found.push_back(&kScalarKernels);
   found.push_back(nullptr);
   return found;
 }
@@ -125,8 +125,8 @@ bool choose(const char* name) {
     while (*t != nullptr && std::strcmp((*t)->name, name) != 0) t++;
     if (*t == nullptr) return false;
   }
-  const uint64_t expected = scalar_kernels.checksum();
-  for (; *t != &scalar_kernels && (*t)->checksum() != expected; t++)
+  const uint64_t expected = kScalarKernels.checksum();
+  for (; *t != &kScalarKernels && (*t)->checksum() != expected; t++)
     warning += std::string(warning.empty() ? "" : "; ") + "the " + (*t)->name + " kernels compute other bits than plain code and are not used";
   chosen.store(*t, std::memory_order_release);
   return true;

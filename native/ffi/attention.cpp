@@ -1,14 +1,9 @@
-#include "attention.h"
-
-#include <functional>
+// Ragged paged attention, all of a layer between its projections.
 #include <string>
-#include <utility>
 
-#include "ffi/target.h"
-#include "kernels.h"
-#include "team.h"
-
-namespace ffi = xla::ffi;
+#include "../kernels.h"
+#include "call.h"
+#include "target.h"
 
 namespace headrace {
 namespace {
@@ -17,8 +12,6 @@ using Floats = ffi::Buffer<ffi::F32>;
 using Integers = ffi::Buffer<ffi::S32>;
 
 ffi::Error invalid(const std::string& what) { return ffi::Error::InvalidArgument("headrace_attention: " + what); }
-
-const float* or_null(const Floats& x) { return x.element_count() == 0 ? nullptr : x.typed_data(); }
 
 ffi::Error run(ffi::ThreadPool threads, Floats qkv, Floats cosines, Floats sines, Floats q_norm, Floats k_norm,
                ffi::AnyBuffer pages, Integers token_rows, Integers positions, Integers write_index, Integers query_start,
@@ -41,15 +34,14 @@ ffi::Error run(ffi::ThreadPool threads, Floats qkv, Floats cosines, Floats sines
   if (int64_t(out->element_count()) != w.tokens * heads * dim) return invalid("out does not fit");
   if (int64_t(pages.size_bytes()) != w.num_pages * kv_heads * 2 * w.part_bytes()) return invalid("pages do not fit");
   if (pages.untyped_data() != new_pages->untyped_data()) return invalid("pages are not updated in place");
-  w.qkv = qkv.typed_data(), w.cosines = or_null(cosines), w.sines = or_null(sines);
-  w.q_norm = or_null(q_norm), w.k_norm = or_null(k_norm);
+  w.qkv = qkv.typed_data(), w.cosines = optional(cosines), w.sines = optional(sines);
+  w.q_norm = optional(q_norm), w.k_norm = optional(k_norm);
   w.token_rows = token_rows.typed_data(), w.positions = positions.typed_data();
   w.write_index = write_index.typed_data(), w.query_start = query_start.typed_data();
   w.row_slots = row_slots.typed_data(), w.page_table = page_table.typed_data();
   w.pages = static_cast<char*>(new_pages->untyped_data());
   w.out = out->typed_data();
-  Pool pool{int(threads.num_threads()), [&](std::function<void()> task) { threads.Schedule(std::move(task)); }};
-  attention(w, kernels().attention, pool);
+  attention(w, kernels().attention, pool_of(threads));
   return ffi::Error::Success();
 }
 

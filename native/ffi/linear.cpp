@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "ffi/call.h"
-#include "ffi/scratch.h"
-#include "ffi/target.h"
-#include "kernels.h"
-#include "pack.h"
+#include "../kernels.h"
+#include "../pack.h"
+#include "call.h"
+#include "scratch.h"
+#include "target.h"
 
 namespace headrace {
 namespace {
@@ -73,34 +73,34 @@ ffi::Error embed(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, ffi::Buffer
   return ffi::Error::Success();
 }
 
-using ffi::Buffer;
+}  // namespace
+}  // namespace headrace
 
-HEADRACE_TARGET(headrace_linear, linear,
-                ffi::Ffi::Bind()
-                    .Ctx<ffi::ThreadPool>()
-                    .Arg<Buffer<ffi::F32>>()  // x [tokens, columns]
-                    .Arg<Buffer<ffi::U8>>()   // data
-                    .Arg<Buffer<ffi::S32>>()  // table [panels, 2]
-                    .Arg<Buffer<ffi::F32>>()  // norm [columns] or [0]
-                    .Arg<Buffer<ffi::F32>>()  // bias [outputs] or [0]
-                    .Arg<Buffer<ffi::F32>>()  // residual [tokens, outputs] or [0]
-                    .Arg<Buffer<ffi::F32>>()  // norm of the result before the residual [outputs] or [0]
-                    .Arg<Buffer<ffi::S32>>()  // rows that are not padding [1]
+using headrace::ffi::Buffer;
+namespace f = headrace::ffi;
+
+HEADRACE_TARGET(headrace_linear, headrace::linear,
+                f::Ffi::Bind()
+                    .Ctx<f::ThreadPool>()
+                    .Arg<Buffer<f::F32>>()   // x [tokens, columns]
+                    .Arg<Buffer<f::U8>>()    // data
+                    .Arg<Buffer<f::S32>>()   // table [panels, 2]
+                    .Arg<Buffer<f::F32>>()   // norm [columns] or [0]
+                    .Arg<Buffer<f::F32>>()   // bias [outputs] or [0]
+                    .Arg<Buffer<f::F32>>()   // residual [tokens, outputs] or [0]
+                    .Arg<Buffer<f::F32>>()   // norm of the result before the residual [outputs] or [0]
+                    .Arg<Buffer<f::S32>>()   // rows that are not padding [1]
                     .Attr<int64_t>("outputs")
                     .Attr<int64_t>("columns")
                     .Attr<int64_t>("activation")
                     .Attr<float>("eps")
-                    .Ret<Buffer<ffi::F32>>());
+                    .Ret<Buffer<f::F32>>());
 
-HEADRACE_TARGET(headrace_embed, embed,
-                ffi::Ffi::Bind()
-                    .Ctx<ffi::ThreadPool>()
-                    .Arg<Buffer<ffi::S32>>()  // ids [tokens]
-                    .Arg<Buffer<ffi::U8>>()   // data
-                    .Arg<Buffer<ffi::S32>>()  // table
-                    .Arg<Buffer<ffi::S32>>()  // rows that are not padding [1]
-                    .Ret<Buffer<ffi::F32>>());
-
-}  // namespace
-}  // namespace headrace
-
+HEADRACE_TARGET(headrace_embed, headrace::embed,
+                f::Ffi::Bind()
+                    .Ctx<f::ThreadPool>()
+                    .Arg<Buffer<f::S32>>()  // ids [tokens]
+                    .Arg<Buffer<f::U8>>()
+                    .Arg<Buffer<f::S32>>()
+                    .Arg<Buffer<f::S32>>()  // rows that are not padding [1]
+                    .Ret<Buffer<f::F32>>());

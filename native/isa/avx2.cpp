@@ -1,9 +1,9 @@
-#include "isa/table.h"
-#include "simd/avx2.h"
+#include "../kernels.h"
+#include "../simd/avx2.h"
 
 namespace headrace {
 
-constexpr Kernels table = table_of<Avx2>();
-const Kernels avx2_kernels = table;
+constexpr Kernels table = kernels_of<Avx2>();
+extern const Kernels kAvx2Kernels = table;
 
 }  // namespace headrace

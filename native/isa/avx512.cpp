@@ -1,9 +1,9 @@
-#include "isa/table.h"
-#include "simd/avx512.h"
+#include "../kernels.h"
+#include "../simd/avx512.h"
 
 namespace headrace {
 
-constexpr Kernels table = table_of<Avx512>();
-const Kernels avx512_kernels = table;
+constexpr Kernels table = kernels_of<Avx512>();
+extern const Kernels kAvx512Kernels = table;
 
 }  // namespace headrace

@@ -1,9 +1,9 @@
-#include "isa/table.h"
-#include "simd/scalar.h"
+#include "../kernels.h"
+#include "../simd/scalar.h"
 
 namespace headrace {
 
-constexpr Kernels table = table_of<Scalar>();
-const Kernels scalar_kernels = table;
+constexpr Kernels table = kernels_of<Scalar>();
+extern const Kernels kScalarKernels = table;
 
 }  // namespace headrace

@@ -11,7 +11,7 @@ namespace headrace {
 struct Avx2 {
   static constexpr const char* kName = "avx2";
   static constexpr int kRows = 4;
-  static constexpr bool kSignedBytes = false;
+  static constexpr bool kSignedBytes = true;
 
   struct F { __m256 lo, hi; };
   struct I { __m256i lo, hi; };
@@ -67,9 +67,9 @@ struct Avx2 {
     _mm256_storeu_si256((__m256i*)(p + 8), a.hi);
   }
   static void store_s8(int8_t* p, I a) {
-    __m128i lo = _mm_packs_epi32(_mm256_castsi256_si128(a.lo), _mm256_extracti128_si256(a.lo, 1));
-    __m128i hi = _mm_packs_epi32(_mm256_castsi256_si128(a.hi), _mm256_extracti128_si256(a.hi, 1));
-    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(lo, hi));
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
+    __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1));
+    _mm_storeu_si128((__m128i*)p, bytes);
   }
   static I iadd(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
   static I isub(I a, I b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
@@ -86,17 +86,16 @@ struct Avx2 {
   }
 
   static int32_t sum(I a) {
-    int32_t x[8];
-    _mm256_storeu_si256((__m256i*)x, _mm256_add_epi32(a.lo, a.hi));
-    uint32_t total = 0;
-    for (int i = 0; i < 8; i++) total += uint32_t(x[i]);
-    return int32_t(total);
+    __m256i both = _mm256_add_epi32(a.lo, a.hi);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
   }
   static int32_t largest(I a) {
-    int32_t x[8];
-    _mm256_storeu_si256((__m256i*)x, _mm256_max_epi32(a.lo, a.hi));
-    for (int i = 1; i < 8; i++) x[0] = x[0] > x[i] ? x[0] : x[i];
-    return x[0];
+    __m256i both = _mm256_max_epi32(a.lo, a.hi);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
   }
 
   static F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
@@ -106,17 +105,17 @@ struct Avx2 {
 
   static B bload(const uint8_t* p) { return {whole_register(p), whole_register(p + 32)}; }
   static B bxor(B a, uint8_t x) {
-    __m256i bits = _mm256_set1_epi8(char(x));
-    return {_mm256_xor_si256(a.lo, bits), _mm256_xor_si256(a.hi, bits)};
+    __m256i bytes = _mm256_set1_epi8(char(x));
+    return {_mm256_xor_si256(a.lo, bytes), _mm256_xor_si256(a.hi, bytes)};
   }
   static F load_even_bfloat(const uint16_t* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(whole_register(p), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(whole_register(p + 16), 16))};
   }
   static F load_odd_bfloat(const uint16_t* p) {
-    __m256i high = _mm256_set1_epi32(int(0xffff0000));
-    return {_mm256_castsi256_ps(_mm256_and_si256(whole_register(p), high)),
-            _mm256_castsi256_ps(_mm256_and_si256(whole_register(p + 16), high))};
+    __m256i mask = _mm256_set1_epi32(int(0xffff0000));
+    return {_mm256_castsi256_ps(_mm256_and_si256(whole_register(p), mask)),
+            _mm256_castsi256_ps(_mm256_and_si256(whole_register(p + 16), mask))};
   }
   static B low_nibbles(B a) {
     __m256i mask = _mm256_set1_epi8(15);
@@ -128,8 +127,8 @@ struct Avx2 {
     return {_mm256_add_epi8(a.lo, _mm256_and_si256(bytes_of_bits(p), value)),
             _mm256_add_epi8(a.hi, _mm256_and_si256(bytes_of_bits(p + 4), value))};
   }
-  // Pairs of products are sums of 16 bits, which saturate. An unsigned byte times a signed one is at most 32,640, so that
-  // two of them may not fit; the low seven bits of a do (127 * 128 * 2 = 32,512), and the highest is a product of its own.
+  // The first operand is signed. The instruction takes unsigned bytes times signed ones, so the signs of the one go to the
+  // other, and it adds two products in 16 bits: at most 2 * 128 * 127, which fits as long as x is no -128.
   static I dot(I acc, B a, const int8_t* x) {
     int32_t four;
     std::memcpy(&four, x, 4);
@@ -139,11 +138,8 @@ struct Avx2 {
 
  private:
   static __m256i dot(__m256i acc, __m256i a, __m256i x) {
-    __m256i ones = _mm256_set1_epi16(1);
-    __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(a, _mm256_set1_epi8(127)), x);
-    __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(a, 7), _mm256_set1_epi8(1)), x);
-    return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(low, ones),
-                                                  _mm256_madd_epi16(high, _mm256_set1_epi16(128))));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(x, a));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
 
   // 0xff in each byte whose bit of the 32 at p is set.
