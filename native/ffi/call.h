@@ -1,7 +1,7 @@
 // What handlers have in common: XLA's thread pool as a Pool.
 #pragma once
 
-#include "../team.h"
+#include "team.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace headrace {

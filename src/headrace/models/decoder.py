@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from headrace.kernels.attention import AttentionKernel, RaggedBatch
+from headrace.kernels.native_attention import NativeAttention
 from headrace.layers.norm import rms_norm
 from headrace.layers.parallel import gather_columns
 from headrace.layers.product import embed, product
@@ -83,7 +84,6 @@ def _layer(
     with jax.named_scope("attention"):
         qkv = mul(x, w.qkv, norm=w.attn_norm, bias=w.qkv_bias)
         h, pages = _attend(spec, attention, w, qkv, pages, rotation, prepared)
-        h = h.reshape(h.shape[0], -1)
         x = mul(h, w.o, bias=w.o_bias, post_norm=w.post_attn_norm, residual=x, shards=spec.shards)
     with jax.named_scope("mlp"):
         h = mul(x, w.gate_up, norm=w.mlp_norm, gate=spec.activation)
@@ -99,9 +99,14 @@ def _attend(
     rotation: tuple[jax.Array, jax.Array],
     prepared: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> [tokens, heads, head_dim] float32, and the new pages."""
+    """qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> [tokens, heads * head_dim] float32, and the new pages."""
+    if isinstance(attention, NativeAttention):
+        sizes: Any = {"kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
+        scale, eps = spec.attention_scale, spec.norm_eps
+        return attention.attend_qkv(qkv, rotation, w.q_norm, w.k_norm, pages, prepared, scale=scale, eps=eps, **sizes)
     q, kv = _split_qkv(spec, w, qkv, rotation)
-    return attention.attend(q, kv, pages, prepared, scale=spec.attention_scale)
+    h, pages = attention.attend(q, kv, pages, prepared, scale=spec.attention_scale)
+    return h.reshape(h.shape[0], -1), pages
 
 
 def _split_qkv(
