@@ -199,9 +199,7 @@ template <class V> PanelKernel panel_kernel(int id, int rows) {
   switch (rows) {
     case 1: return panel_kernel<V, 1>(id);
     case 2: return panel_kernel<V, 2>(id);
-    case 3: return panel_kernel<V, 3>(id);
     case 4: return panel_kernel<V, 4>(id);
-    case 6: return panel_kernel<V, 6>(id);
     default: return panel_kernel<V, 8>(id);
   }
 }

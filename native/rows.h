@@ -38,7 +38,7 @@ struct Rows {
 // How many rows the block that begins at `row` has.
 template <class V> inline int block_rows(int64_t row, int64_t count) {
   int64_t left = count - row;
-  for (int size : {8, 6, 4, 3, 2})
+  for (int size : {8, 4, 2})
     if (size <= V::kRows && size <= left) return size;
   return 1;
 }
