@@ -1,4 +1,4 @@
-# Needs git, make and Python 3.11 or later; everything else is installed into .venv.
+# Needs git, make and Python 3.11 or later, and for the native CPU kernels a C++ compiler; everything else is installed into .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,6 +9,9 @@ PORT ?= 8000
 SECONDS ?= 300
 # Files of tests are spread over the cores; more processes would compile the same tiny models again.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile
+# What the native kernels are built from.
+NATIVE := CMakeLists.txt $(shell find native -name '*.h' -o -name '*.cpp')
+CMAKE = $(shell command -v cmake || echo $(abspath $(BIN)/cmake))
 PROMPT ?= What is the capital of France?
 
 # Through the environment as they are, so that neither make nor the shell reads anything into a prompt.
@@ -17,7 +20,7 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev clean
+.PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev native clean
 
 help:
 	@echo "make serve [MODEL=…] [PORT=…] [OPTIONS=\"…\"]  serve a model over HTTP (makes .venv, fetches the model)"
@@ -30,6 +33,7 @@ help:
 	@echo "make structured                  500 JSON schemas on a real model, some minutes"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
+	@echo "make native                      build the native kernels anew where their sources changed"
 	@echo "make clean                       remove .venv and caches of the tools"
 
 serve: install
@@ -79,7 +83,17 @@ format: dev
 	@$(BIN)/ruff check --fix .
 
 install: $(VENV)/.installed
-dev: $(VENV)/.installed-dev
+dev: $(VENV)/.installed-dev build/native/.built
+
+# Into the package's own folder, where an editable installation and PYTHONPATH=src find it. Only what changed is compiled.
+native: build/native/.built
+build/native/.built: $(NATIVE) $(VENV)/.installed-dev
+	@echo "headrace: building the native kernels"
+	@mkdir -p build
+	@$(CMAKE) -S . -B build/native -DPython_EXECUTABLE="$(abspath $(BIN)/python)" > build/native.log 2>&1 && \
+		$(CMAKE) --build build/native --parallel >> build/native.log 2>&1 && \
+		$(CMAKE) --install build/native --prefix src >> build/native.log 2>&1 || { cat build/native.log; exit 1; }
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -88,12 +102,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "headrace: no venv module; on Debian: apt install python3-venv"; exit 1; }
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+$(VENV)/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
 	@echo "headrace: installing the package and what it needs (once, some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml CMakeLists.txt | $(BIN)/python
 	@echo "headrace: installing the package, what it needs and the test tools (once, some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@ $(VENV)/.installed
@@ -102,4 +116,4 @@ $(VENV)/chromium: | $(VENV)/.installed-dev
 	@$(BIN)/python tools/get_chromium.py $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build src/headrace/native/_native.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

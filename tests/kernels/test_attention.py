@@ -78,15 +78,15 @@ def test_fault_11_padding_writes_nowhere_and_tokens_only_their_own_places(dtype:
     world = World.make(dtype)
     last = int(np.flatnonzero((world.table == world.num_pages - 1).any(-1))[0])  # the owner of the last physical page
     chunks = [(s, before, count) for s, before, count in MIX if s != last]
-    before = world.pool({s: n for s, n, _ in chunks}).reshape(world.num_pages * world.page_size, -1)
+    before = world.rows(world.pool({s: n for s, n, _ in chunks}))
     _, after = world.attend(chunks, bucket, None)
-    after = after.reshape(before.shape)
+    after = world.rows(after)
 
     own = np.zeros(len(before), bool)
     for sequence, start, count in chunks:
         places = world.places(sequence)[start : start + count]
         own[places] = True
-        written = world.kv[sequence, start : start + count].astype(dtype).reshape(count, -1)
+        written = world.kv[sequence, start : start + count].astype(dtype).reshape(count, *after.shape[1:])
         np.testing.assert_array_equal(after[places], written.view(before.dtype))
     assert own.sum() == sum(count for _, _, count in chunks)
     assert not own[-world.page_size :].any()

@@ -108,6 +108,12 @@ def attention_for(dtype: jnp.dtype, platform: str, choice: AttentionChoice = "au
         return GpuAttention(dtype)
     if choice == "pallas":
         raise ConfigError(f"attention: there is no Pallas kernel for {platform}; give auto or jax")
+    from headrace.native import available
+
+    if choice != "jax" and platform == "cpu" and available():
+        from headrace.kernels.native_attention import NativeAttention
+
+        return NativeAttention(dtype)
     from headrace.kernels.jax_attention import JaxAttention
 
     return JaxAttention(dtype)
