@@ -95,7 +95,7 @@ def test_values_at_the_bounds_are_taken(options: dict[str, Any]) -> None:
         ({"kv_cache_share": "0.5"}, "kv_cache_share: must be > 0 and <= 1, not '0.5'"),
         ({"kv_cache_share": True}, "kv_cache_share: must be > 0 and <= 1, not True"),
         ({"kv_cache_share": 0.5, "kv_cache_bytes": 1}, "kv_cache_share: cannot be given together with kv_cache_bytes"),
-        ({"attention": "flash"}, "attention: 'flash' is not one of auto, jax, pallas"),
+        ({"attention": "flash"}, "attention: 'flash' is not one of auto, jax, pallas, native"),
         ({"attention": None}, "attention: None is not one of"),
         ({"min_input_pad": 0}, "min_input_pad: must be a positive integer"),
         ({"max_compiled_variants": 0}, "max_compiled_variants: must be a positive integer"),

@@ -200,7 +200,10 @@ class EngineConfig:
 
     def _page_bytes(self, spec: DecoderSpec) -> int:
         """Bytes of a page over all layers, on one device."""
-        kernel = attention_for(self.jax_dtype, jax.default_backend(), self.attention)
+        devices = self.tensor_parallel * self.data_parallel
+        kernel = attention_for(
+            self.jax_dtype, jax.default_backend(), self.attention, page_size=self.page_size, devices=devices
+        )
         own = device_spec(spec, self.tensor_parallel)
         return own.num_layers * page_bytes(kernel, self.page_size, own.num_kv_heads, own.head_dim)
 

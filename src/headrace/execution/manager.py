@@ -121,7 +121,10 @@ class ExecutionManager:
         self.sequences = SequenceTable(self.num_ranks * options.max_num_seqs, options.max_model_len)
         self._device_spec = device_spec(spec, tensor_parallel_of(mesh))
         self._weights = weights
-        self._kernel = attention_for(options.dtype, jax.default_backend(), options.attention)
+        devices = 1 if mesh is None else mesh.size
+        self._kernel = attention_for(
+            options.dtype, jax.default_backend(), options.attention, page_size=options.page_size, devices=devices
+        )
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch | RankedBatch] = {}
         self._no_constraints: dict[int, jax.Array] = {}  # by logits rows

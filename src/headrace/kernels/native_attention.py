@@ -11,12 +11,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from headrace import native
 from headrace.kernels.attention import RaggedBatch
 
 KEYS = 16  # page sizes must be multiples of it
 MAX_HEAD_DIM = 1024
 
 _COLUMNS = 32  # heads are padded to multiples of it
+
+
+def why_not(dtype: jnp.dtype, platform: str, page_size: int, devices: int) -> str | None:
+    """What keeps the native kernel from being used, in a few words; None if nothing does."""
+    if platform != "cpu":
+        return f"the native kernel is for a CPU, not a {platform}"
+    if not native.available():
+        return native.reason()
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        return f"the native kernel takes float32 and bfloat16, not {dtype}"
+    if page_size % KEYS:
+        return f"the native kernel takes pages of 16, 32 or 64 tokens, not {page_size}"
+    if devices > 1:
+        return f"the native kernel is for one device, not {devices}"
+    return None
 
 
 @jax.tree_util.register_dataclass
@@ -95,7 +111,10 @@ class NativeAttention:
         nothing = jnp.zeros(0)
         call = jax.ffi.ffi_call(
             "headrace_attention",
-            (jax.ShapeDtypeStruct((tokens, heads * head_dim), jnp.float32), jax.ShapeDtypeStruct(pages.shape, pages.dtype)),
+            (
+                jax.ShapeDtypeStruct((tokens, heads * head_dim), jnp.float32),
+                jax.ShapeDtypeStruct(pages.shape, pages.dtype),
+            ),
             input_output_aliases={5: 1},
         )
         out, pages = call(
