@@ -1,6 +1,7 @@
 # Needs git, make and Python 3.11 or later, and for the native CPU kernels a C++ compiler; everything else is installed into .venv.
 
 PYTHON ?= python3
+comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
@@ -20,7 +21,7 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev native clean
+.PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev native native-test native-test-arm native-test-old clean
 
 help:
 	@echo "make serve [MODEL=…] [PORT=…] [OPTIONS=\"…\"]  serve a model over HTTP (makes .venv, fetches the model)"
@@ -34,6 +35,9 @@ help:
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
 	@echo "make native                      build the native kernels anew where their sources changed"
+	@echo "make native-test                 test them under AddressSanitizer and UBSan, and their threads under ThreadSanitizer"
+	@echo "make native-test-old             test them on emulated processors without AVX-512 and AVX2 (needs qemu-user-static)"
+	@echo "make native-test-arm             test them on an emulated Arm processor (and g++-aarch64-linux-gnu)"
 	@echo "make clean                       remove .venv and caches of the tools"
 
 serve: install
@@ -94,6 +98,36 @@ build/native/.built: $(NATIVE) $(VENV)/.installed-dev
 		$(CMAKE) --build build/native --parallel >> build/native.log 2>&1 && \
 		$(CMAKE) --install build/native --prefix src >> build/native.log 2>&1 || { cat build/native.log; exit 1; }
 	@touch $@
+
+# Programs that test the kernels without Python: native/tests. SHAPES random shapes for each kernel.
+SHAPES ?= 1000
+define native-tests
+	@echo "headrace: building build/$(1)"
+	@mkdir -p build
+	@$(CMAKE) -S . -B build/$(1) -DHEADRACE_TESTS=ON $(2) > build/$(1).log 2>&1 && \
+		$(CMAKE) --build build/$(1) --parallel >> build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
+endef
+
+native-test:
+	$(call native-tests,test-sanitized,-DHEADRACE_SANITIZE=address$(comma)undefined)
+	@build/test-sanitized/native_test $(SHAPES)
+	$(call native-tests,test-threads,-DHEADRACE_SANITIZE=thread)
+	@build/test-threads/native_test $$(($(SHAPES) / 20))
+
+# An instruction that such a processor has not got ends the program. Emulation is slow, so there are fewer shapes.
+native-test-old:
+	$(call native-tests,test-static)
+	@for model in Nehalem:scalar Haswell:avx2 max:avx2; do \
+		echo "headrace: as on $$model"; \
+		qemu-x86_64-static -cpu $${model%:*} build/test-static/native_test $$(($(SHAPES) / 20)) $${model#*:} || exit 1; \
+	done
+
+native-test-arm:
+	$(call native-tests,test-arm,-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++)
+	@for model in max:neon cortex-a53:scalar; do \
+		echo "headrace: as on $$model"; \
+		qemu-aarch64-static -cpu $${model%:*} build/test-arm/native_test $$(($(SHAPES) / 20)) $${model#*:} || exit 1; \
+	done
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
