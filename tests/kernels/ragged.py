@@ -10,16 +10,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.kernels.jax_attention import JaxAttention
 from headrace.kernels.native_attention import NativeAttention
+from headrace.native import available
 from kernels.interpret import interpreted
 
 Chunk = tuple[int, int, int]  # (sequence, tokens before the chunk, tokens in the chunk)
 Bucket = tuple[int, int]  # (tokens, rows)
 
 SCALE = 0.3
+NATIVE = pytest.param(NativeAttention, marks=pytest.mark.skipif(not available(), reason="no native kernels"))
+CPU_KERNELS = [JaxAttention, NATIVE]
 MIX: list[Chunk] = [
     (3, 130, 1),
     (0, 63, 1),

@@ -6,6 +6,7 @@ See `native/attention.h` for how pages are laid out and why a token's bits do no
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,13 @@ def why_not(dtype: jnp.dtype, platform: str, page_size: int, devices: int) -> st
     return None
 
 
+@partial(jax.jit, static_argnums=0)
+def _zeros(form: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of zeros that takes memory only where it is written to, page by page of the system's."""
+    zeros: jax.Array = jax.ffi.ffi_call("headrace_zeros", form)()
+    return zeros
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Work:
@@ -56,7 +64,8 @@ class NativeAttention:
         assert page_size % KEYS == 0
         assert head_dim <= MAX_HEAD_DIM
         storage = jnp.uint16 if self.dtype.itemsize == 2 else jnp.float32
-        return jnp.zeros((num_pages, kv_heads, 2, page_size, -(-head_dim // _COLUMNS) * _COLUMNS), storage)
+        shape = num_pages, kv_heads, 2, page_size, -(-head_dim // _COLUMNS) * _COLUMNS
+        return _zeros(jax.ShapeDtypeStruct(shape, storage))
 
     def prepare(self, batch: RaggedBatch, window: int | None) -> _Work:
         """See `AttentionKernel.prepare`."""
@@ -121,8 +130,8 @@ class NativeAttention:
             qkv,
             cos,
             sin,
-            nothing if q_norm is None else q_norm,
-            nothing if k_norm is None else k_norm,
+            nothing if q_norm is None else q_norm.astype(jnp.float32),
+            nothing if k_norm is None else k_norm.astype(jnp.float32),
             pages,
             batch.token_rows,
             batch.positions,

@@ -62,11 +62,18 @@ def decode(
     return rms_norm(x, weights.final_norm, spec.norm_eps), tuple(new_pages)
 
 
-def logits(spec: DecoderSpec, weights: DecoderWeights, hidden: jax.Array) -> jax.Array:
-    """hidden [rows, hidden] after the final norm -> logits [rows, vocab] float32."""
+def logits(
+    spec: DecoderSpec, weights: DecoderWeights, hidden: jax.Array, num_rows: jax.Array | None = None
+) -> jax.Array:
+    """hidden [rows, hidden] after the final norm -> logits [rows, vocab] float32.
+
+    Args:
+        num_rows: [1] int32, rows that are not padding, whose logits have no meaning; None is all.
+    """
     with jax.named_scope("head"):
-        rows = jnp.full(1, hidden.shape[0], jnp.int32)
-        own = product(hidden, weights.embedding if weights.head is None else weights.head, rows)
+        if num_rows is None:
+            num_rows = jnp.full(1, hidden.shape[0], jnp.int32)
+        own = product(hidden, weights.embedding if weights.head is None else weights.head, num_rows)
         return gather_columns(own, spec.vocab_shards)
 
 
