@@ -1,4 +1,4 @@
-"""The C++ tests of the kernels (native/tests), built with AddressSanitizer and UBSan: all instruction sets against plain C++."""
+"""The C++ tests of the kernels (native/tests) under AddressSanitizer and UBSan."""
 
 from __future__ import annotations
 

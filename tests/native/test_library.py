@@ -13,7 +13,10 @@ import pytest
 from headrace.native.library import LIBRARY, VARIABLE
 
 ROOT = Path(__file__).parents[2]
-TELL = "from headrace import native; print(native.available(), native.isa() or '-', native.digest() or '-', native.reason())"
+TELL = """
+from headrace import native
+print(native.available(), native.isa() or '-', native.digest() or '-', native.reason())
+"""
 
 built = pytest.mark.skipif(not LIBRARY.exists(), reason="the native kernels are not built: no C++ compiler")
 
