@@ -17,7 +17,7 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev clean
+.PHONY: help serve run test page-test soak soak-server fuzz structured compare check format install dev clean
 
 help:
 	@echo "make serve [MODEL=…] [PORT=…] [OPTIONS=\"…\"]  serve a model over HTTP (makes .venv, fetches the model)"
@@ -28,9 +28,10 @@ help:
 	@echo "make soak-server                 200 streams at a real server, some left, some not read; minutes"
 	@echo "make fuzz [SECONDS=…]            schemathesis against the server's own description of its API"
 	@echo "make structured                  500 JSON schemas on a real model, some minutes"
+	@echo "make compare [OPTIONS=\"…\"]       Headrace beside llama.cpp, vLLM and transformers (makes .venv-compare; an hour)"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
-	@echo "make clean                       remove .venv and caches of the tools"
+	@echo "make clean                       remove .venv, .venv-compare and caches of the tools"
 
 serve: install
 	@printf 'headrace: starting a server of %s\n' "$$MODEL"
@@ -67,6 +68,10 @@ structured: dev
 	@printf 'headrace: answering 500 JSON schemas with %s\n' "$$MODEL"
 	@PYTHONPATH=tests $(BIN)/python bench/json_schemas.py "$$MODEL"
 
+compare: install
+	@echo "headrace: comparing with other engines; bench/compare.py --help tells the options"
+	@$(BIN)/python bench/compare.py $(OPTIONS)
+
 check: dev $(VENV)/chromium
 	@echo "headrace: format, lint, types, tests"
 	@$(BIN)/ruff format --check .
@@ -102,4 +107,4 @@ $(VENV)/chromium: | $(VENV)/.installed-dev
 	@$(BIN)/python tools/get_chromium.py $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compare .pytest_cache .mypy_cache .ruff_cache .hypothesis

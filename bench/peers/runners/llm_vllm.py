@@ -1,0 +1,53 @@
+"""vLLM's engine in one process, step by step; greedy, without prefix cache and tokenizer."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+from protocol import Generate, Settings, serve
+
+BLOCK = 128  # tokens of a KV block; its default on a CPU
+
+
+def load(settings: Settings) -> Generate:
+    """The engine, with its own defaults but for what `settings` say."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # another process would take time of the same cores
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, settings.cpus))
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-settings.kv_bytes // (1 << 30)))
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        model=settings.model,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=settings.max_tokens,
+        max_num_seqs=settings.max_requests,
+        num_gpu_blocks_override=settings.kv_tokens // BLOCK,
+        block_size=BLOCK,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    ).llm_engine
+    names = itertools.count()
+
+    def generate(prompts: list[list[int]], outputs: list[int]) -> Iterator[list[int]]:
+        indices, seen = {}, [0] * len(prompts)
+        for i, (prompt, most) in enumerate(zip(prompts, outputs, strict=True)):
+            name = str(next(names))
+            indices[name] = i
+            params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False)
+            engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        while engine.has_unfinished_requests():
+            got = []
+            for output in engine.step():
+                i, tokens = indices[output.request_id], len(output.outputs[0].token_ids)
+                got += [i] * (tokens - seen[i])
+                seen[i] = tokens
+            yield got
+
+    return generate
+
+
+if __name__ == "__main__":
+    serve(load)
