@@ -42,9 +42,9 @@ def main() -> None:
     os.sched_setaffinity(0, cpus)  # of the engines, which inherit it
     output, environments = Path(options.output).resolve(), Path(options.environments).resolve()
     output.mkdir(parents=True, exist_ok=True)
+    pythons, missing = _environments(engines, environments)
     try:
-        pythons = {engine: python_of(engine, environments) for engine in engines}
-        models = [_model(name, engines, environments) for name in options.models]
+        models = [_model(name, list(pythons), environments) for name in options.models]
     except SetupError as error:
         sys.exit(f"compare: {error}")
     figures = [figure for figure in RATES if not options.figures or figure.kind in options.figures]
@@ -54,6 +54,7 @@ def main() -> None:
     report["models"] = {}
     for model in models:
         results = comparison.measure(model, rounds, starts, figures)
+        results.failures.update(missing)
         report["models"][model.name] = asdict(results)
         (output / "samples.json").write_text(json.dumps(report, indent=1) + "\n")
         _write(model, engines, results, report["machine"], output)
@@ -74,6 +75,18 @@ def _options() -> argparse.Namespace:
         if not 1 <= getattr(options, name) <= most:
             parser.error(f"--{name}: must be 1 … {most}, not {getattr(options, name)}")
     return options
+
+
+def _environments(engines: list[Engine], folder: Path) -> tuple[dict[Engine, Path], dict[str, str]]:
+    """The Python of each engine, and by name what those lack that cannot be had here."""
+    pythons, missing = {}, {}
+    for engine in engines:
+        try:
+            pythons[engine] = python_of(engine, folder)
+        except SetupError as error:
+            missing[engine.name] = str(error)
+            print(f"compare: {engine.name} is left out: {error}", file=sys.stderr, flush=True)
+    return pythons, missing
 
 
 def _model(name: str, engines: list[Engine], environments: Path) -> Model:

@@ -19,6 +19,7 @@ class Engine:
         batches_continuously: whether requests of different lengths can be given to it together.
         cache_variables: of the environment: folders in which it keeps what it compiled.
         compiled: whether pip compiles it here.
+        preloaded: library of the environment that the engine asks to have loaded before all others.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Engine:
     batches_continuously: bool = True
     cache_variables: tuple[str, ...] = ()
     compiled: bool = False
+    preloaded: str | None = None
 
 
 HEADRACE = Engine("headrace", "Headrace", "llm_headrace.py", cache_variables=("HEADRACE_CACHE",))
@@ -48,6 +50,7 @@ VLLM = Engine(
     unwanted=("torchvision", "torchaudio", "torchcodec"),  # they do not load beside torch's build for CPUs
     reads_gguf=False,
     cache_variables=("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"),
+    preloaded="lib/libiomp5.so",
 )
 TRANSFORMERS = Engine(
     "transformers",

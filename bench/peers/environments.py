@@ -53,7 +53,9 @@ def _compilers(engine: Engine, home: Path, log: Path) -> dict[str, str]:
     """Variables for a build with clang: the machine's, or else the one that the wheel `ziglang` carries."""
     if not engine.compiled:
         return {}
-    options = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF"}
+    options = {
+        "CMAKE_ARGS": "-DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF"
+    }
     for name in _CLANGS:
         if shutil.which(name) and shutil.which(plus := name.replace("clang", "clang++")):
             return {"CC": name, "CXX": plus, **options}
@@ -73,4 +75,7 @@ def _pip(log: Path, python: Path, arguments: list[str], variables: dict[str, str
             command, stdout=output, stderr=output, env={**os.environ, **(variables or {})}, check=False
         ).returncode
     if failed:
-        raise SetupError(f"pip {' '.join(arguments)} failed; see {log}")
+        raise SetupError(
+            f"pip {' '.join(arguments)} failed; see {log} (where it finds no torch for CPUs, set "
+            "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu)"
+        )

@@ -44,6 +44,8 @@ class Process:
         environment = {**os.environ, **dict.fromkeys(engine.cache_variables, str(cache))}
         if engine.requirements:  # a peer's own packages, and nothing else
             environment.pop("PYTHONPATH", None)
+        if engine.preloaded:
+            environment["LD_PRELOAD"] = str(python.parents[1] / engine.preloaded)
         with log.open("a") as errors:
             self._child = subprocess.Popen(
                 [str(python), str(_RUNNERS / engine.runner)],

@@ -20,6 +20,7 @@ def main(source: Path, folder: Path) -> None:
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     model.config.dtype = torch.bfloat16
+    model.config.architectures = [type(model).__name__]
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     partial = folder.with_name(f"{folder.name}.partial")

@@ -8,14 +8,12 @@ from collections.abc import Iterator
 
 from protocol import Generate, Settings, serve
 
-BLOCK = 128  # tokens of a KV block; its default on a CPU
-
 
 def load(settings: Settings) -> Generate:
     """The engine, with its own defaults but for what `settings` say."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # another process would take time of the same cores
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, settings.cpus))
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-settings.kv_bytes // (1 << 30)))
+    os.environ["OMP_NUM_THREADS"] = str(len(settings.cpus))  # it would take one thread for what is torch's own
     from vllm import LLM, SamplingParams
 
     engine = LLM(
@@ -24,8 +22,7 @@ def load(settings: Settings) -> Generate:
         dtype="bfloat16",
         max_model_len=settings.max_tokens,
         max_num_seqs=settings.max_requests,
-        num_gpu_blocks_override=settings.kv_tokens // BLOCK,
-        block_size=BLOCK,
+        kv_cache_memory_bytes=settings.kv_bytes,
         enable_prefix_caching=False,
         disable_log_stats=True,
     ).llm_engine
