@@ -32,6 +32,8 @@ from peers.plot import draw
 from peers.table import markdown
 from peers.workload import KV_TOKENS, MAX_REQUESTS, MAX_TOKENS, RATES
 
+CPU_TORCH = "https://download.pytorch.org/whl/cpu"
+
 
 def main() -> None:
     """The program."""
@@ -85,7 +87,8 @@ def _environments(engines: list[Engine], folder: Path) -> tuple[dict[Engine, Pat
             pythons[engine] = python_of(engine, folder)
         except SetupError as error:
             missing[engine.name] = str(error)
-            print(f"compare: {engine.name} is left out: {error}", file=sys.stderr, flush=True)
+            hint = "" if engine.compiled else f"; if pip finds no torch for CPUs: PIP_EXTRA_INDEX_URL={CPU_TORCH}"
+            print(f"compare: {engine.name} is left out: {error}{hint}", file=sys.stderr, flush=True)
     return pythons, missing
 
 

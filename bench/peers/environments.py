@@ -75,7 +75,4 @@ def _pip(log: Path, python: Path, arguments: list[str], variables: dict[str, str
             command, stdout=output, stderr=output, env={**os.environ, **(variables or {})}, check=False
         ).returncode
     if failed:
-        raise SetupError(
-            f"pip {' '.join(arguments)} failed; see {log} (where it finds no torch for CPUs, set "
-            "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu)"
-        )
+        raise SetupError(f"pip {' '.join(arguments)} failed; see {log}")
