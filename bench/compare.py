@@ -30,7 +30,7 @@ from peers.environments import SetupError, python_of
 from peers.measure import Comparison, Model, Results
 from peers.plot import draw
 from peers.table import markdown
-from peers.workload import KV_TOKENS, MAX_REQUESTS, MAX_TOKENS, RATES
+from peers.workload import KINDS, KV_TOKENS, MAX_REQUESTS, MAX_TOKENS, RATES
 
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 
@@ -66,7 +66,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["smollm2", "gemma3-270m"], help="known names or .gguf files")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
-    parser.add_argument("--figures", nargs="+", choices=["decode", "prefill", "mixed"], help="only these")
+    parser.add_argument("--figures", nargs="+", choices=KINDS, help="only these")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round, one start")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="processors for each engine")

@@ -46,7 +46,10 @@ def python_of(engine: Engine, folder: Path) -> Path:
 
 
 def _build_options(engine: Engine) -> list[str]:
-    return ["--verbose", "--no-binary", engine.requirements[0].split("==")[0]] if engine.compiled else []
+    if not engine.compiled:
+        return []
+    # Not from pip's cache either, where a build by another compiler may lie.
+    return ["--verbose", "--no-cache-dir", "--no-binary", engine.requirements[0].split("==")[0]]
 
 
 def _compilers(engine: Engine, home: Path, log: Path) -> dict[str, str]:
@@ -63,7 +66,7 @@ def _compilers(engine: Engine, home: Path, log: Path) -> dict[str, str]:
     _pip(log, python, ["install", "ziglang"])
     for name, command in (("zigcc", "cc"), ("zigcxx", "c++")):
         path = home / "bin" / name
-        path.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang {command} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec "{python}" -I -m ziglang {command} "$@"\n')
         path.chmod(0o755)
     return {"CC": str(home / "bin" / "zigcc"), "CXX": str(home / "bin" / "zigcxx"), **options}
 

@@ -12,6 +12,9 @@ _FIRST_TOKEN = 100  # below are tokens with a meaning of their own
 _STEP_TOKENS = 512  # least tokens of prompts that any engine computes in a step
 DECODED = 64
 
+KINDS = ("decode", "context", "prefill", "mixed")  # "context" is decoding, too
+_DECODE = ("decode", "context")
+
 Run = Callable[[list[list[int]], list[int]], dict[str, Any]]  # prompts, output tokens -> `protocol.timing`
 
 
@@ -22,7 +25,7 @@ class Figure:
     Attributes:
         name: in tables.
         unit: "tok/s", "s" or "MB"; of the last two less is better.
-        kind: "decode", "prefill", "mixed", or "" for what is not taken from requests.
+        kind: one of `KINDS`, or "" for what is not taken from requests.
         requests: at once.
         prompt: tokens of each prompt.
         repeats: runs in a round, of which the median counts.
@@ -46,7 +49,7 @@ RATES = (
     Figure("decode, 1 request", "tok/s", "decode", 1, 128),
     Figure("decode, 8 requests", "tok/s", "decode", 8, 128),
     Figure("decode, 32 requests", "tok/s", "decode", 32, 128),
-    Figure("decode, 8 requests, context 4,096", "tok/s", "decode", 8, 4096, every=2),
+    Figure("decode, 8 requests, context 4,096", "tok/s", "context", 8, 4096, every=2),
     Figure("prefill, 128 tokens", "tok/s", "prefill", 1, 128, repeats=5),
     Figure("prefill, 512 tokens", "tok/s", "prefill", 1, 512, repeats=3),
     Figure("prefill, 2,048 tokens", "tok/s", "prefill", 1, 2048),
@@ -80,7 +83,7 @@ def sample(figure: Figure, run: Run, vocab_size: int, seed: int) -> tuple[float,
 def _requests(figure: Figure, rng: random.Random, vocab_size: int) -> tuple[list[list[int]], list[int]]:
     """Random prompts, and how many tokens each is to get."""
     lengths, outputs = [figure.prompt] * figure.requests, [1] * figure.requests
-    if figure.kind == "decode":  # and as many more as the first decodes while the others' prompts are computed
+    if figure.kind in _DECODE:  # and as many more as the first decodes while the others' prompts are computed
         outputs = [DECODED + -(-sum(lengths) // _STEP_TOKENS)] * figure.requests
     elif figure.kind == "mixed":
         lengths = [rng.randint(32, 512) for _ in lengths]
@@ -89,7 +92,7 @@ def _requests(figure: Figure, rng: random.Random, vocab_size: int) -> tuple[list
 
 
 def _value(figure: Figure, prompts: Sequence[Sequence[int]], outputs: Sequence[int], answer: dict[str, Any]) -> float:
-    if figure.kind == "decode":
+    if figure.kind in _DECODE:
         return float(answer["together_tokens"] / answer["together_s"])
     if figure.kind == "prefill":
         return float(sum(map(len, prompts)) / answer["first_s"])

@@ -13,7 +13,6 @@ def load(settings: Settings) -> Generate:
     """The engine, with its own defaults but for what `settings` say."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # another process would take time of the same cores
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, settings.cpus))
-    os.environ["OMP_NUM_THREADS"] = str(len(settings.cpus))  # it would take one thread for what is torch's own
     from vllm import LLM, SamplingParams
 
     engine = LLM(
