@@ -23,15 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.spec import DecoderSpec
+from headrace.text.tokenizer import Tokenizer
+from headrace.weights.gguf import GGUFFile
 from headrace.weights.load import open_checkpoint
 from headrace.weights.sources import resolve
 from peers.engines import ENGINES, TRANSFORMERS, Engine
 from peers.environments import SetupError, python_of
 from peers.measure import Comparison, Model, Results
 from peers.plot import draw
-from peers.table import markdown
+from peers.table import agreement, markdown
 from peers.workload import KINDS, KV_TOKENS, MAX_REQUESTS, MAX_TOKENS, RATES
 
+TEXT = "The capital of France is"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 
 
@@ -98,6 +101,7 @@ def _model(name: str, engines: list[Engine], environments: Path) -> Model:
     if gguf.suffix != ".gguf":
         raise SetupError(f"{name}: is no GGUF file, which all engines can be given")
     spec: DecoderSpec = open_checkpoint(gguf).spec
+    prompt = Tokenizer.from_gguf(GGUFFile.open(gguf).metadata).encode(TEXT)
     folder = environments / "models" / f"{gguf.stem}-bfloat16"
     if not folder.exists() and not all(engine.reads_gguf for engine in engines):
         print(f"compare: writing {gguf.name} in bfloat16", file=sys.stderr, flush=True)
@@ -106,7 +110,7 @@ def _model(name: str, engines: list[Engine], environments: Path) -> Model:
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise SetupError(f"{gguf}: could not be written in bfloat16; see above")
     kv_bytes = 2 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-    return Model(gguf.stem if Path(name).suffix else name, gguf, folder, spec.vocab_size, kv_bytes)
+    return Model(gguf.stem if Path(name).suffix else name, gguf, folder, spec.vocab_size, prompt, kv_bytes)
 
 
 def _machine(cpus: list[int]) -> dict[str, Any]:
@@ -122,12 +126,13 @@ def _write(model: Model, engines: list[Engine], results: Results, machine: Mappi
     others = [value for by in results.others.values() for values in by.values() for value in values]
     where = f"{machine['cores']} cores of {machine['processor']}"
     notes = [f"Other processes took {statistics.fmean(others):.0%} of the machine."] if others else []
+    notes.append(agreement(results.answers))
     notes += [
         f"{name} kept {share:.2f} processors busy while it waited for its turn."
         for name, share in results.idle_cpu.items()
         if share > 0.01
     ]
-    text = f"## {model.name}, {where}\n\n{table}\n\n" + " ".join(notes) + "\n"
+    text = f"## {model.name}, {where}\n\n{table}\n\n" + " ".join(filter(None, notes)) + "\n"
     (output / f"{model.name}.md").write_text(text)
     (output / f"{model.name}.svg").write_text(draw(f"{model.name}, {where}", results.samples, engines))
     print(text)

@@ -13,7 +13,18 @@ from typing import Any
 
 from peers.engines import Engine
 from peers.process import Process, RunnerError, first_token
-from peers.workload import COLD_START, KV_TOKENS, MAX_REQUESTS, MAX_TOKENS, MEMORY, RATES, WARM_START, Figure, sample
+from peers.workload import (
+    ANSWER,
+    COLD_START,
+    KV_TOKENS,
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    MEMORY,
+    RATES,
+    WARM_START,
+    Figure,
+    sample,
+)
 from peers.workload import warm_up as warm_up_engine
 
 
@@ -26,6 +37,7 @@ class Model:
         gguf: its file.
         folder: the same values in bfloat16.
         vocab_size: number of its tokens.
+        prompt: tokens of a text that all engines continue, to see that they compute the same.
         kv_bytes: of a token's keys and values in all layers, at two bytes per number.
     """
 
@@ -33,6 +45,7 @@ class Model:
     gguf: Path
     folder: Path
     vocab_size: int
+    prompt: list[int]
     kv_bytes: int
 
 
@@ -44,12 +57,14 @@ class Results:
         samples: by figure's name, then engine's: a value per round.
         others: the same, with the largest share of the machine that other processes took while a value was taken.
         failures: by engine's name, why it has no figures, or no more.
+        answers: by engine's name, the first tokens after the model's prompt.
         idle_cpu: by engine's name, the processors that it kept busy while it waited for its turn.
     """
 
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     others: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, list[int]] = field(default_factory=dict)
     idle_cpu: dict[str, float] = field(default_factory=dict)
 
     def add(self, figure: Figure, engine: Engine, value: float, others: float | None = None) -> None:
@@ -128,6 +143,7 @@ class Comparison:
         try:
             process.ask("load", **self._settings(model, engine))
             warm_up_engine(process.run, model.vocab_size)
+            results.answers[engine.name] = process.run([model.prompt], [ANSWER])["first_tokens"]
         except RunnerError as error:
             process.close()
             self._fail(engine, error, results)

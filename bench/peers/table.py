@@ -67,6 +67,21 @@ def markdown(samples: Mapping[str, Samples], engines: Sequence[Engine], failures
     return "\n".join(lines)
 
 
+def agreement(answers: Mapping[str, Sequence[int]]) -> str:
+    """Which engines continue one text with the tokens that Headrace gives, and from where others differ."""
+    own = answers.get(HEADRACE.name)
+    if own is None or len(answers) < 2:
+        return ""
+    differing = []
+    for name, tokens in answers.items():
+        place = next((i for i, (a, b) in enumerate(zip(own, tokens, strict=True), 1) if a != b), None)
+        if place is not None:
+            differing.append(f"{name} from the {place}. on")
+    if differing:
+        return f"Of {len(own)} tokens after one text, others than Headrace's: {', '.join(differing)}."
+    return f"All continue one text with the same {len(own)} tokens."
+
+
 def _cell(values: Sequence[float]) -> str:
     if not values:
         return "–"

@@ -60,6 +60,7 @@ WARM_START = Figure("start to first token, full cache", "s")
 MEMORY = Figure("peak memory", "MB")
 FIGURES = (*RATES, COLD_START, WARM_START, MEMORY)
 
+ANSWER = 8  # tokens of each engine's answer to one text
 MAX_REQUESTS = 32
 MAX_TOKENS = 4352  # of a request: the longest prompt and what is decoded after it, in whole blocks of 256
 KV_TOKENS = 8 * MAX_TOKENS

@@ -16,7 +16,7 @@ from peers.engines import HEADRACE, LLAMA_CPP, VLLM, Engine  # noqa: E402
 from peers.measure import Comparison, Model  # noqa: E402
 from peers.plot import draw  # noqa: E402
 from peers.runners.protocol import timing  # noqa: E402
-from peers.table import Spread, best_peer, markdown, ratio  # noqa: E402
+from peers.table import Spread, agreement, best_peer, markdown, ratio  # noqa: E402
 from peers.workload import COLD_START, MEMORY, RATES, WARM_START, sample  # noqa: E402
 
 # An engine that takes a millisecond per step, and gives each request a token in each.
@@ -32,7 +32,7 @@ def load(settings):
         left = list(outputs)
         while any(left):
             time.sleep(0.001)
-            got = [i for i, more in enumerate(left) if more]
+            got = [(i, 100 + more) for i, more in enumerate(left) if more]
             left = [max(more - 1, 0) for more in left]
             yield got
     return generate
@@ -89,6 +89,14 @@ def test_ratios_are_of_each_round_to_the_peer_with_the_best_median() -> None:
     assert lines[-1] == "vllm has no figures, or not all: ended"
 
 
+def test_it_is_told_whose_tokens_differ() -> None:
+    answers = {"headrace": [1, 2, 3], "vllm": [1, 2, 3]}
+    assert agreement(answers) == "All continue one text with the same 3 tokens."
+    answers["llama.cpp"] = [1, 5, 3]
+    assert agreement(answers) == "Of 3 tokens after one text, others than Headrace's: llama.cpp from the 2. on."
+    assert agreement({"vllm": [1]}) == ""
+
+
 def test_bars_of_the_picture_have_the_height_of_their_medians() -> None:
     root = ET.fromstring(draw("<both>", SAMPLES, [HEADRACE, LLAMA_CPP, VLLM]))
     rects = [element for element in root if element.tag.endswith("rect")]
@@ -111,8 +119,9 @@ def test_engines_take_turns_and_one_that_fails_is_left_out(tmp_path: Path) -> No
     comparison = Comparison(dict.fromkeys(engines, Path(sys.executable)), tmp_path)
     figures = [RATES[0], RATES[-1]]
     begin = time.perf_counter()
-    results = comparison.measure(Model("m", tmp_path / "m.gguf", tmp_path, 1000, 4), 3, 1, figures)
+    results = comparison.measure(Model("m", tmp_path / "m.gguf", tmp_path, 1000, [7], 4), 3, 1, figures)
     seconds = time.perf_counter() - begin
+    assert results.answers == {key: [108, 107, 106, 105, 104, 103, 102, 101] for key in ("one", "other")}
     assert results.failures == {"broken": "broken: ValueError: no such model"}
     samples = results.samples
     assert {name: len(values) for name, values in samples[RATES[0].name].items()} == {"one": 3, "other": 3}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp as ll
 import numpy as np
-from protocol import Generate, Settings, serve
+from protocol import Generate, Settings, Steps, serve
 
 BATCH, MICRO_BATCH = 2048, 512  # its defaults
 
@@ -31,11 +30,11 @@ def load(settings: Settings) -> Generate:
     vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
     batch = ll.llama_batch_init(BATCH, 0, 1)
 
-    def generate(prompts: list[list[int]], outputs: list[int]) -> Iterator[list[int]]:
+    def generate(prompts: list[list[int]], outputs: list[int]) -> Steps:
         slots = min(len(prompts), settings.max_requests)
         return steps(contexts.get(slots), slots, prompts, outputs)
 
-    def steps(context: Any, slots: int, prompts: list[list[int]], outputs: list[int]) -> Iterator[list[int]]:
+    def steps(context: Any, slots: int, prompts: list[list[int]], outputs: list[int]) -> Steps:
         memory = ll.llama_get_memory(context)
         waiting = deque(_Running(i, list(p), 0, n) for i, (p, n) in enumerate(zip(prompts, outputs, strict=True)))
         running: dict[int, _Running] = {}
@@ -47,10 +46,12 @@ def load(settings: Settings) -> Generate:
             if ll.llama_decode(context, batch):
                 raise RuntimeError("llama_decode failed")
             logits = np.ctypeslib.as_array(ll.llama_get_logits(context), (len(sampled), vocab_size))
+            got = []
             for slot, token in zip(sampled, logits.argmax(1).tolist(), strict=True):
                 one = running[slot]
                 one.todo, one.left = [token], one.left - 1
-            yield [running[slot].request for slot in sampled]
+                got.append((one.request, token))
+            yield got
             for slot in sampled:
                 if not running[slot].left:
                     del running[slot]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from protocol import Generate, Settings, serve
+from protocol import Generate, Settings, Steps, serve
 from transformers import AutoModelForCausalLM
 
 
@@ -14,14 +12,13 @@ def load(settings: Settings) -> Generate:
     torch.set_num_threads(len(settings.cpus))
     model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.bfloat16).eval()
 
-    def generate(prompts: list[list[int]], outputs: list[int]) -> Iterator[list[int]]:
-        everyone = list(range(len(prompts)))
+    def generate(prompts: list[list[int]], outputs: list[int]) -> Steps:
         with torch.inference_mode():
             tokens, cache = torch.tensor(prompts), None
             for _ in range(outputs[0]):
                 result = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 tokens, cache = result.logits[:, -1].argmax(-1, keepdim=True), result.past_key_values
-                yield everyone
+                yield list(enumerate(tokens[:, 0].tolist()))
 
     return generate
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
-from protocol import Generate, Settings, serve
+from protocol import Generate, Settings, Steps, serve
 
 
 def load(settings: Settings) -> Generate:
@@ -20,14 +19,14 @@ def load(settings: Settings) -> Generate:
     ).engine
     names = itertools.count()
 
-    def generate(prompts: list[list[int]], outputs: list[int]) -> Iterator[list[int]]:
+    def generate(prompts: list[list[int]], outputs: list[int]) -> Steps:
         indices = {}
         for i, (prompt, most) in enumerate(zip(prompts, outputs, strict=True)):
             name = str(next(names))
             indices[name] = i
             engine.add(name, prompt, SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True))
         while engine.has_unfinished:
-            yield [indices[output.request_id] for output in engine.step() if output.token_id is not None]
+            yield [(indices[one.request_id], one.token_id) for one in engine.step() if one.token_id is not None]
 
     return generate
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 
-from protocol import Generate, Settings, serve
+from protocol import Generate, Settings, Steps, serve
 
 
 def load(settings: Settings) -> Generate:
@@ -27,7 +26,7 @@ def load(settings: Settings) -> Generate:
     ).llm_engine
     names = itertools.count()
 
-    def generate(prompts: list[list[int]], outputs: list[int]) -> Iterator[list[int]]:
+    def generate(prompts: list[list[int]], outputs: list[int]) -> Steps:
         indices, seen = {}, [0] * len(prompts)
         for i, (prompt, most) in enumerate(zip(prompts, outputs, strict=True)):
             name = str(next(names))
@@ -37,9 +36,9 @@ def load(settings: Settings) -> Generate:
         while engine.has_unfinished_requests():
             got = []
             for output in engine.step():
-                i, tokens = indices[output.request_id], len(output.outputs[0].token_ids)
-                got += [i] * (tokens - seen[i])
-                seen[i] = tokens
+                i, tokens = indices[output.request_id], output.outputs[0].token_ids
+                got += [(i, token) for token in tokens[seen[i] :]]
+                seen[i] = len(tokens)
             yield got
 
     return generate

@@ -38,8 +38,9 @@ class Settings:
     kv_bytes: int
 
 
-# Prompts and their numbers of output tokens -> after each step, which requests got a token in it.
-Generate = Callable[[list[list[int]], list[int]], Iterator[Sequence[int]]]
+# After each step: which requests got a token in it, and which token. Generate takes prompts and their output tokens.
+Steps = Iterator[list[tuple[int, int]]]
+Generate = Callable[[list[list[int]], list[int]], Steps]
 
 
 def serve(load: Callable[[Settings], Generate]) -> None:
@@ -65,8 +66,9 @@ def serve(load: Callable[[Settings], Generate]) -> None:
 def _timed(generate: Generate, prompts: list[list[int]], outputs: list[int]) -> dict[str, Any]:
     started = generate(prompts, outputs)
     begin = time.perf_counter()
-    steps = [(time.perf_counter() - begin, list(got)) for got in started]
-    return timing(steps, outputs)
+    steps = [(time.perf_counter() - begin, got) for got in started]
+    answer = timing([(moment, [request for request, _ in got]) for moment, got in steps], outputs)
+    return {**answer, "first_tokens": [token for _, got in steps for request, token in got if request == 0]}
 
 
 def timing(steps: Sequence[tuple[float, Sequence[int]]], outputs: Sequence[int]) -> dict[str, Any]:
