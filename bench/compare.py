@@ -42,7 +42,7 @@ def main() -> None:
     """The program."""
     options = _options()
     engines = [ENGINES[name] for name in options.engines]
-    rounds, starts = (1, 1) if options.quick else (options.rounds, min(options.rounds, 3))
+    rounds, starts = (1, 1) if options.quick else (options.rounds, options.starts)
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
     os.sched_setaffinity(0, cpus)  # of the engines, which inherit it
     output, environments = Path(options.output).resolve(), Path(options.environments).resolve()
@@ -71,12 +71,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--figures", nargs="+", choices=KINDS, help="only these")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=3, help="with an empty cache, and as many with a full one")
     parser.add_argument("--quick", action="store_true", help="one round, one start")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="processors for each engine")
     parser.add_argument("--environments", default=".venv-compare", help="folder that they are made in")
     parser.add_argument("--output", default="build/compare", help="folder for table, samples and pictures")
     options = parser.parse_args()
-    for name, most in (("rounds", 1000), ("threads", len(os.sched_getaffinity(0)))):
+    for name, most in (("rounds", 1000), ("starts", 100), ("threads", len(os.sched_getaffinity(0)))):
         if not 1 <= getattr(options, name) <= most:
             parser.error(f"--{name}: must be 1 … {most}, not {getattr(options, name)}")
     return options

@@ -126,7 +126,7 @@ def test_engines_take_turns_and_one_that_fails_is_left_out(tmp_path: Path) -> No
     samples = results.samples
     assert {name: len(values) for name, values in samples[RATES[0].name].items()} == {"one": 3, "other": 3}
     assert all(0 < value < 1000 for values in samples[RATES[0].name].values() for value in values)
-    assert {name: len(values) for name, values in samples[RATES[-1].name].items()} == {"one": 3}
+    assert {name: len(values) for name, values in samples[RATES[-1].name].items()} == {"one": 2}  # every other round
     assert [list(samples[figure.name]) for figure in (COLD_START, WARM_START, MEMORY)] == [["one", "other"]] * 3
     assert all(0 < samples[COLD_START.name][name][0] < seconds for name in ("one", "other"))
     assert all(1 < samples[MEMORY.name][name][0] < 1000 for name in ("one", "other"))
