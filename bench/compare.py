@@ -56,6 +56,7 @@ def main() -> None:
     comparison = Comparison(pythons, output)
     report: dict[str, Any] = {"machine": _machine(cpus), "date": time.strftime("%Y-%m-%d"), "settings": vars(options)}
     report["room"] = {"max_requests": MAX_REQUESTS, "max_tokens": MAX_TOKENS, "kv_tokens": KV_TOKENS}
+    report["requirements"] = {engine.name: engine.requirements for engine in engines}
     report["models"] = {}
     for model in models:
         results = comparison.measure(model, rounds, starts, figures)

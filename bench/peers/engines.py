@@ -37,7 +37,7 @@ class Engine:
 HEADRACE = Engine("headrace", "Headrace", "llm_headrace.py", cache_variables=("HEADRACE_CACHE",))
 LLAMA_CPP = Engine(
     "llama.cpp",
-    "llama.cpp (llama-cpp-python 0.3.36)",
+    "llama.cpp",
     "batch_llama_cpp.py",
     ("llama-cpp-python==0.3.36", "numpy"),
     compiled=True,

@@ -76,7 +76,7 @@ def agreement(answers: Mapping[str, Sequence[int]]) -> str:
     for name, tokens in answers.items():
         place = next((i for i, (a, b) in enumerate(zip(own, tokens, strict=True), 1) if a != b), None)
         if place is not None:
-            differing.append(f"{name} from the {place}. on")
+            differing.append(f"{name} from token {place} on")
     if differing:
         return f"Of {len(own)} tokens after one text, others than Headrace's: {', '.join(differing)}."
     return f"All continue one text with the same {len(own)} tokens."

@@ -93,7 +93,7 @@ def test_it_is_told_whose_tokens_differ() -> None:
     answers = {"headrace": [1, 2, 3], "vllm": [1, 2, 3]}
     assert agreement(answers) == "All continue one text with the same 3 tokens."
     answers["llama.cpp"] = [1, 5, 3]
-    assert agreement(answers) == "Of 3 tokens after one text, others than Headrace's: llama.cpp from the 2. on."
+    assert agreement(answers) == "Of 3 tokens after one text, others than Headrace's: llama.cpp from token 2 on."
     assert agreement({"vllm": [1]}) == ""
 
 
