@@ -34,13 +34,39 @@ void multiply_all(const Pool& pool, const Kernels& k, const Product& product) {
   parallel_for(pool, parts, [&](int64_t i) { k.multiply(product, units * i / parts, units * (i + 1) / parts); });
 }
 
-ffi::Error linear(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::U8> data, ffi::Buffer<ffi::S32> table,
-                  ffi::Buffer<ffi::F32> norm, ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::F32> residual,
-                  ffi::Buffer<ffi::F32> post_norm, ffi::Buffer<ffi::S32> num_rows, int64_t outputs, int64_t columns,
+// The table of a matrix's panels, from runs of panels that lie one after the other: (first byte / 32, panels, FormatId) each.
+// Of a pair of matrices the panels are taken in turn. Null where the runs do not describe `outputs` rows within the data.
+const int32_t* table_of(ffi::AnyBuffer data, ffi::Span<const int64_t> runs, int64_t outputs, int64_t columns, bool paired) {
+  int64_t panels = (outputs + kPanel - 1) / kPanel, all = 0;
+  for (size_t i = 0; i + 2 < runs.size(); i += 3) all += runs[i + 1];
+  if (runs.size() % 3 != 0 || all != panels || (paired && panels % 2 != 0)) return nullptr;
+  struct Table {};
+  int32_t* table = reinterpret_cast<int32_t*>(scratch<Table>(size_t(panels) * 8));
+  int64_t at = 0;
+  for (size_t i = 0; i < runs.size(); i += 3) {
+    int64_t first = runs[i], count = runs[i + 1], id = runs[i + 2];
+    if (id < 0 || id > kFloat32 || first < 0 || count < 0 || is_dense(int(id)) != is_dense(int(runs[2]))) return nullptr;
+    int64_t size = panel_bytes(int(id), columns);
+    if (size <= 0 || size % 32 != 0 || first * 32 + count * size > int64_t(data.size_bytes())) return nullptr;
+    for (int64_t p = 0; p < count; p++, at++) {
+      int64_t place = paired ? (at < panels / 2 ? 2 * at : 2 * (at - panels / 2) + 1) : at;
+      table[2 * place] = int32_t(first + p * (size / 32)), table[2 * place + 1] = int32_t(id);
+    }
+  }
+  return table;
+}
+
+const char* const kBadRuns = "headrace: the runs of a packed matrix do not fit its data";
+
+ffi::Error linear(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer data, ffi::Buffer<ffi::F32> norm,
+                  ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::F32> residual, ffi::Buffer<ffi::F32> post_norm,
+                  ffi::Buffer<ffi::S32> num_rows, ffi::Span<const int64_t> runs, int64_t outputs, int64_t columns,
                   int64_t activation, float eps, ffi::ResultBuffer<ffi::F32> y) {
   const Kernels& k = kernels();
   Pool pool = pool_of(threads);
-  Matrix matrix{data.typed_data(), table.typed_data(), outputs, columns};
+  const int32_t* table = table_of(data, runs, outputs, columns, activation != 0);
+  if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
+  Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
   int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, x.dimensions()[0]);
   Rows rows{x.typed_data(), count, columns, optional(norm), eps, is_dense(matrix.format(0)), nullptr};
   struct Packed {};
@@ -61,10 +87,12 @@ ffi::Error linear(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::Buffer<
   return ffi::Error::Success();
 }
 
-ffi::Error embed(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, ffi::Buffer<ffi::U8> data, ffi::Buffer<ffi::S32> table,
-                 ffi::Buffer<ffi::S32> num_rows, ffi::ResultBuffer<ffi::F32> y) {
-  int64_t columns = y->dimensions()[1], outputs = table.dimensions()[0] * kPanel;
-  Matrix matrix{data.typed_data(), table.typed_data(), outputs, columns};
+ffi::Error embed(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, ffi::AnyBuffer data, ffi::Buffer<ffi::S32> num_rows,
+                 ffi::Span<const int64_t> runs, int64_t outputs, ffi::ResultBuffer<ffi::F32> y) {
+  int64_t columns = y->dimensions()[1];
+  const int32_t* table = table_of(data, runs, outputs, columns, false);
+  if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
+  Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
   int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, ids.dimensions()[0]);
   parallel_for(pool_of(threads), count, [&](int64_t i) {
     int64_t id = std::clamp<int64_t>(ids.typed_data()[i], 0, outputs - 1);
@@ -83,13 +111,13 @@ HEADRACE_TARGET(headrace_linear, headrace::linear,
                 f::Ffi::Bind()
                     .Ctx<f::ThreadPool>()
                     .Arg<Buffer<f::F32>>()   // x [tokens, columns]
-                    .Arg<Buffer<f::U8>>()    // data
-                    .Arg<Buffer<f::S32>>()   // table [panels, 2]
+                    .Arg<f::AnyBuffer>()     // data
                     .Arg<Buffer<f::F32>>()   // norm [columns] or [0]
                     .Arg<Buffer<f::F32>>()   // bias [outputs] or [0]
                     .Arg<Buffer<f::F32>>()   // residual [tokens, outputs] or [0]
                     .Arg<Buffer<f::F32>>()   // norm of the result before the residual [outputs] or [0]
                     .Arg<Buffer<f::S32>>()   // rows that are not padding [1]
+                    .Attr<f::Span<const int64_t>>("runs")
                     .Attr<int64_t>("outputs")
                     .Attr<int64_t>("columns")
                     .Attr<int64_t>("activation")
@@ -100,7 +128,8 @@ HEADRACE_TARGET(headrace_embed, headrace::embed,
                 f::Ffi::Bind()
                     .Ctx<f::ThreadPool>()
                     .Arg<Buffer<f::S32>>()  // ids [tokens]
-                    .Arg<Buffer<f::U8>>()
-                    .Arg<Buffer<f::S32>>()
+                    .Arg<f::AnyBuffer>()    // data
                     .Arg<Buffer<f::S32>>()  // rows that are not padding [1]
+                    .Attr<f::Span<const int64_t>>("runs")
+                    .Attr<int64_t>("outputs")
                     .Ret<Buffer<f::F32>>());

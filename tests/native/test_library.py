@@ -87,21 +87,21 @@ from headrace.layers.native import NativeWeight, PANEL, FORMAT_IDS, pack_rows, p
 matrix = np.arange(PANEL * 8, dtype=np.float32).reshape(PANEL, 8)
 data = np.zeros(panel_bytes("float32", 8), np.uint8)
 pack_rows("float32", matrix, 8, data)
-weight = NativeWeight(jnp.asarray(data), jnp.asarray([[0, FORMAT_IDS["float32"]]], jnp.int32), (PANEL, 8))
+weight = NativeWeight(jnp.asarray(data.view(np.float32)), (0, 1, FORMAT_IDS["float32"]), (PANEL, 8))
 step = jax.jit(lambda weight, index: weight.rows(index)).lower(weight, jnp.asarray([3, 1])).compile()
-arguments = jax.tree.map(np.asarray, (weight.data, weight.table))
-pickle.dump((serialize_executable.serialize(step), arguments), open(sys.argv[1], "wb"))
+pickle.dump((serialize_executable.serialize(step), np.asarray(weight.data)), open(sys.argv[1], "wb"))
 """
 
 LOAD = """
 import pickle, sys, jax, jax.numpy as jnp
 from jax.experimental import serialize_executable
 from headrace import native
-from headrace.layers.native import NativeWeight
+from headrace.layers.native import FORMAT_IDS, NativeWeight
 assert native.digest()
-saved, (data, table) = pickle.load(open(sys.argv[1], "rb"))
+saved, data = pickle.load(open(sys.argv[1], "rb"))
 step = serialize_executable.deserialize_and_load(*saved, execution_devices=jax.devices())
-print(step(NativeWeight(jnp.asarray(data), jnp.asarray(table), (16, 8)), jnp.asarray([3, 1])).tolist())
+weight = NativeWeight(jnp.asarray(data), (0, 1, FORMAT_IDS["float32"]), (16, 8))
+print(step(weight, jnp.asarray([3, 1])).tolist())
 """
 
 

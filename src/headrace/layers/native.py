@@ -32,15 +32,15 @@ class NativeWeight:
     """A matrix [out, in] as panels of 16 outputs each; native/formats.h says how they are laid out.
 
     Attributes:
-        data: uint8, the panels.
-        table: [panels, 2] int32, where each begins in units of 32 bytes, and its format.
+        data: the panels; uint8, of dense matrices bfloat16 or float32.
+        runs: panels in the order of the outputs, as runs of panels that lie one after the other: for each run where it
+            begins in units of 32 bytes, how many panels it has, and their format; static.
         shape: (out, in); static.
-        paired: the outputs are a gate and an up matrix of the same size, and a panel of the gate is followed in the
-            table by the panel of the up matrix that belongs to it; static.
+        paired: the first half of the panels is a gate matrix, the second the up matrix that belongs to it; static.
     """
 
     data: jax.Array
-    table: jax.Array
+    runs: tuple[int, ...] = field(metadata={"static": True})
     shape: tuple[int, int] = field(metadata={"static": True})
     paired: bool = field(default=False, metadata={"static": True})
 
@@ -52,8 +52,6 @@ class NativeWeight:
 
     def matmul(self, x: jax.Array) -> jax.Array:
         """See `WeightLeaf.matmul`."""
-        if self.paired:
-            return NativeWeight(self.data, self._unpaired, self.shape).matmul(x)
         return self.product(x, jnp.full(1, x.shape[0], jnp.int32))
 
     def product(
@@ -86,7 +84,7 @@ class NativeWeight:
         Returns:
             [rows, out] float32, with a gate [rows, out / 2].
         """
-        assert self.paired == (gate is not None)
+        assert self.paired or gate is None
         outputs, columns = self.shape
         width = outputs if gate is None else outputs // 2
         none = jnp.zeros(0, jnp.float32)
@@ -95,9 +93,9 @@ class NativeWeight:
         y: jax.Array = call(
             x.astype(jnp.float32),
             self.data,
-            self.table,
             *optional,
             num_rows,
+            runs=self._runs,
             outputs=np.int64(outputs),
             columns=np.int64(columns),
             activation=np.int64(_ACTIVATIONS[gate]),
@@ -110,12 +108,13 @@ class NativeWeight:
         if num_rows is None:
             num_rows = jnp.full(1, index.shape[0], jnp.int32)
         form = jax.ShapeDtypeStruct((index.shape[0], self.shape[1]), jnp.float32)
-        y: jax.Array = jax.ffi.ffi_call("headrace_embed", form)(index, self.data, self.table, num_rows)
+        call = jax.ffi.ffi_call("headrace_embed", form)
+        y: jax.Array = call(index, self.data, num_rows, runs=self._runs, outputs=np.int64(self.shape[0]))
         return y
 
     @property
-    def _unpaired(self) -> jax.Array:
-        return self.table.reshape(-1, 2, 2).swapaxes(0, 1).reshape(-1, 2)
+    def _runs(self) -> np.ndarray:
+        return np.array(self.runs, np.int64)
 
 
 def panel_bytes(form: str, columns: int) -> int:

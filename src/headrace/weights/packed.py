@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -53,15 +55,20 @@ def pack_parts(
         whole = _in_order(parts, [make() for make in rows])
         data = empty(-(-len(whole) // PANEL) * sizes[0])
         pack_rows(forms[0], whole, columns, data)
-        return _weight(data, _places(0, len(whole), sizes[0], forms[0]), len(whole), columns)
+        return _weight(data, [(0, -(-len(whole) // PANEL), forms[0])], len(whole), columns)
     counts = [part.shape[0] for part in parts]
     panels = [-(-count // PANEL) for count in counts]
-    starts = np.cumsum([0, *(n * size for n, size in zip(panels, sizes, strict=True))])
-    data = empty(int(starts[-1]))
+    starts = np.cumsum([0, *(n * size for n, size in zip(panels, sizes, strict=True))]).tolist()
+    data = empty(starts[-1])
     for i, make in enumerate(rows):
         pack_rows(forms[i], make(), columns, data[starts[i] : starts[i + 1]])
-    tables = [_places(int(starts[i]), counts[i], sizes[i], forms[i]) for i in range(len(parts))]
-    return _weight(data, _in_order(parts, tables, PANEL), sum(counts), columns)
+    groups = parts[0].view[0] if parts[0].view else 1
+    runs = [
+        (starts[i] + group * panels[i] // groups * sizes[i], panels[i] // groups, forms[i])
+        for group in range(groups)
+        for i in range(len(parts))
+    ]
+    return _weight(data, runs, sum(counts), columns)
 
 
 def pack_quantized(values: np.ndarray, scales: np.ndarray, empty: Callable[[int], np.ndarray]) -> NativeWeight:
@@ -70,21 +77,16 @@ def pack_quantized(values: np.ndarray, scales: np.ndarray, empty: Callable[[int]
     size = panel_bytes("int8", columns)
     data = empty(-(-outputs // PANEL) * size)
     pack_int8(values, scales, data)
-    return _weight(data, _places(0, outputs, size, "int8"), outputs, columns)
+    return _weight(data, [(0, -(-outputs // PANEL), "int8")], outputs, columns)
 
 
 def paired(weight: NativeWeight) -> NativeWeight:
-    """A gate matrix over an up matrix, with their panels side by side; as it is where their panels are not whole."""
-    if weight.shape[0] % (2 * PANEL):
-        return weight
-    table: Any = np.ascontiguousarray(weight.table.reshape(2, -1, 2).swapaxes(0, 1)).reshape(-1, 2)
-    return NativeWeight(weight.data, table, weight.shape, paired=True)
+    """A gate matrix over an up matrix, to be multiplied together; as it is where their panels are not whole."""
+    return replace(weight, paired=True) if weight.shape[0] % (2 * PANEL) == 0 else weight
 
 
-def _in_order(parts: Sequence[Part], rows: Sequence[np.ndarray], per: int = 1) -> np.ndarray:
-    """Rows of the parts (or of their panels of `per` rows) in the order of the whole weight."""
-    if len(parts) == 1 and not parts[0].view:
-        return rows[0]
+def _in_order(parts: Sequence[Part], rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of the parts in the order of the whole weight."""
     runs = [
         np.repeat(each, part.copies, axis=0) if part.copies > 1 else each
         for part, each in zip(parts, rows, strict=True)
@@ -94,11 +96,8 @@ def _in_order(parts: Sequence[Part], rows: Sequence[np.ndarray], per: int = 1) -
     return np.concatenate(grouped, axis=1).reshape(-1, *rows[0].shape[1:])
 
 
-def _places(start: int, outputs: int, size: int, form: str) -> np.ndarray:
-    """Table [panels, 2] of panels that lie one after the other."""
-    first = start // _UNIT + np.arange(-(-outputs // PANEL), dtype=np.int64) * (size // _UNIT)
-    return np.stack([first, np.full_like(first, FORMAT_IDS[form])], axis=1).astype(np.int32)
-
-
-def _weight(data: Any, table: Any, outputs: int, columns: int) -> NativeWeight:
-    return NativeWeight(data, table, (outputs, columns))
+def _weight(data: Any, runs: Sequence[tuple[int, int, str]], outputs: int, columns: int) -> NativeWeight:
+    """From runs of (first byte, panels, format)."""
+    numbers = [number for start, panels, form in runs for number in (start // _UNIT, panels, FORMAT_IDS[form])]
+    dense = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}.get(runs[0][2])
+    return NativeWeight(data if dense is None else data.view(dense), tuple(numbers), (outputs, columns))
