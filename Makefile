@@ -21,7 +21,7 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test page-test soak soak-server fuzz structured check format install dev native native-test native-test-arm native-test-old clean
+.PHONY: help serve run test page-test soak soak-server fuzz structured compare check format install dev native native-test native-test-arm native-test-old clean
 
 help:
 	@echo "make serve [MODEL=…] [PORT=…] [OPTIONS=\"…\"]  serve a model over HTTP (makes .venv, fetches the model)"
@@ -32,13 +32,14 @@ help:
 	@echo "make soak-server                 200 streams at a real server, some left, some not read; minutes"
 	@echo "make fuzz [SECONDS=…]            schemathesis against the server's own description of its API"
 	@echo "make structured                  500 JSON schemas on a real model, some minutes"
+	@echo "make compare [OPTIONS=\"…\"]       Headrace beside llama.cpp, vLLM and transformers (makes .venv-compare; an hour)"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
 	@echo "make native                      build the native kernels anew where their sources changed"
 	@echo "make native-test                 test them under AddressSanitizer and UBSan, and their threads under ThreadSanitizer"
 	@echo "make native-test-old             test them on emulated processors without AVX-512 and AVX2 (needs qemu-user-static)"
 	@echo "make native-test-arm             test them on an emulated Arm processor (and g++-aarch64-linux-gnu)"
-	@echo "make clean                       remove .venv and caches of the tools"
+	@echo "make clean                       remove .venv, .venv-compare and caches of the tools"
 
 serve: install
 	@printf 'headrace: starting a server of %s\n' "$$MODEL"
@@ -74,6 +75,10 @@ soak-server: dev
 structured: dev
 	@printf 'headrace: answering 500 JSON schemas with %s\n' "$$MODEL"
 	@PYTHONPATH=tests $(BIN)/python bench/json_schemas.py "$$MODEL"
+
+compare: install
+	@echo "headrace: comparing with other engines; bench/compare.py --help tells the options"
+	@$(BIN)/python bench/compare.py $(OPTIONS)
 
 check: dev $(VENV)/chromium
 	@echo "headrace: format, lint, types, tests"
@@ -152,4 +157,4 @@ $(VENV)/chromium: | $(VENV)/.installed-dev
 	@$(BIN)/python tools/get_chromium.py $@
 
 clean:
-	rm -rf $(VENV) build src/headrace/native/_native.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compare build src/headrace/native/_native.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
