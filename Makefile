@@ -114,9 +114,9 @@ define native-tests
 endef
 
 native-test:
-	$(call native-tests,test-sanitized,-DHEADRACE_SANITIZE=address$(comma)undefined)
+	$(call native-tests,test-sanitized,-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DHEADRACE_SANITIZE=address$(comma)undefined)
 	@build/test-sanitized/native_test $(SHAPES)
-	$(call native-tests,test-threads,-DHEADRACE_SANITIZE=thread)
+	$(call native-tests,test-threads,-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DHEADRACE_SANITIZE=thread)
 	@build/test-threads/native_test $$(($(SHAPES) / 20))
 
 # An instruction that such a processor has not got ends the program. Emulation is slow, and fma without an instruction
