@@ -134,7 +134,7 @@ void check_integers(const Numbers& n, const Vectors<V>& v, const Vectors<S>& s) 
   ints_equal("shl", V::template shl<23>(v.i), S::template shl<23>(s.i));
   ints_equal("load_u8", V::load_u8(n.bytes), S::load_u8(n.bytes));
   ints_equal("load_s8", V::load_s8(n.small), S::load_s8(n.small));
-  if (V::sum(v.i) != S::sum(s.i)) fail(V::kName, "sum", number);
+  if (V::sum(v.small) != S::sum(s.small)) fail(V::kName, "sum", number);
   if (V::largest(v.i) != S::largest(s.i)) fail(V::kName, "largest", number);
   int8_t stored[2][16];
   V::store_s8(stored[0], v.small), S::store_s8(stored[1], s.small);

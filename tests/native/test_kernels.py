@@ -25,7 +25,7 @@ def test_all_instruction_sets_compute_the_same_bits_and_stay_within_their_memory
     for command in (
         (cmake(), "-S", str(ROOT), "-B", str(folder), *options),
         (cmake(), "--build", str(folder), "--parallel"),
-        (str(folder / "native_test"), "60"),
+        (str(folder / "native_test"), "20"),
     ):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert done.returncode == 0, done.stdout[-5000:]
