@@ -11,7 +11,7 @@ SECONDS ?= 300
 # Files of tests are spread over the cores; more processes would compile the same tiny models again.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile
 # What the native kernels are built from.
-NATIVE := CMakeLists.txt $(shell find native -name '*.h' -o -name '*.cpp')
+NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt $(shell find native -path native/tests -prune -o \( -name '*.h' -o -name '*.cpp' \) -print)
 CMAKE = $(shell command -v cmake || echo $(abspath $(BIN)/cmake))
 PROMPT ?= What is the capital of France?
 

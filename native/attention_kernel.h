@@ -24,10 +24,9 @@ template <class V> struct Attention {
 
   struct BfloatPage {
     static constexpr int kPair = 64;  // bytes
-    static void load(const char* p, F& first, F& second) {
-      I both = V::iload((const int32_t*)p);
-      first = V::from_bits(V::template shl<16>(both));
-      second = V::from_bits(V::iand(both, V::iset1(int32_t(0xffff0000u))));
+    static F first(const char* p) { return V::from_bits(V::template shl<16>(V::iload((const int32_t*)p))); }
+    static F second(const char* p) {
+      return V::from_bits(V::iand(V::iload((const int32_t*)p), V::iset1(int32_t(0xffff0000u))));
     }
     static void fetch(const char* p) { __builtin_prefetch(p, 0, 2); }
     static void store(char* p, size_t stride, const float* first, const float* second, int n) {
@@ -40,10 +39,8 @@ template <class V> struct Attention {
 
   struct FloatPage {
     static constexpr int kPair = 128;
-    static void load(const char* p, F& first, F& second) {
-      first = V::load((const float*)p);
-      second = V::load((const float*)p + kLanes);
-    }
+    static F first(const char* p) { return V::load((const float*)p); }
+    static F second(const char* p) { return V::load((const float*)p + kLanes); }
     static void fetch(const char* p) { __builtin_prefetch(p, 0, 2), __builtin_prefetch(p + 64, 0, 2); }
   };
 
@@ -152,17 +149,18 @@ template <class V> struct Attention {
     for (int r = 0; r < R; r++)
       for (int k = 0; k < K; k++) acc[r][k] = V::zero();
     for (int i = 0; i < pairs; i++) {
-      F even[K], odd[K];
+      F x[K];
       for (int k = 0; k < K; k++) {
-        Page::load(keys[k] + i * Page::kPair, even[k], odd[k]);
+        x[k] = Page::first(keys[k] + i * Page::kPair);
         Page::fetch(ahead[k] + i * Page::kPair);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
-        for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[r]), even[k], acc[r][k]);
+        for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[r]), x[k], acc[r][k]);
+      for (int k = 0; k < K; k++) x[k] = Page::second(keys[k] + i * Page::kPair);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
-        for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[R + r]), odd[k], acc[r][k]);
+        for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[R + r]), x[k], acc[r][k]);
       q += 2 * R;
     }
     for (int r = 0; r < R; r++)
@@ -193,7 +191,8 @@ template <class V> struct Attention {
       for (; j < stop; j++, v += row, next += row) {
         F x[2 * C];
         for (int c = 0; c < C; c++) {
-          Page::load(v + c * Page::kPair, x[2 * c], x[2 * c + 1]);
+          x[2 * c] = Page::first(v + c * Page::kPair);
+          x[2 * c + 1] = Page::second(v + c * Page::kPair);
           Page::fetch(next + c * Page::kPair);
         }
 #pragma GCC unroll 16
@@ -241,32 +240,38 @@ template <class V> struct Attention {
     return V::iand(V::iload(ones + kLanes - begin), V::iload(ones + 2 * kLanes - end));
   }
 
+  // Sixteen scores, and what takes the place of those outside the lanes [begin, end).
+  static F masked(F x, int begin, int end, float other) {
+    I seen = lanes(begin, end), hidden = V::isub(V::iset1(-1), seen);
+    return V::from_bits(V::iadd(V::iand(V::bits(x), seen), V::iand(V::bits(V::set1(other)), hidden)));
+  }
+
   // Scores of one query -> its weights: 0 but for the keys [begin, end), in the blocks [first, stop).
   static void weights_of(float* s, int begin, int end, int first, int stop, float softcap, F& sum, float& most) {
-    I nothing = V::bits(V::set1(kNothing));
-    F peak = V::set1(kNothing);
-    for (int b = begin / kLanes; b * kLanes < end; b++) {
-      F x = V::load(s + b * kLanes);
-      if (softcap != 0.0f) x = soft_capped(x, softcap);
-      if (b * kLanes < begin || end < (b + 1) * kLanes) {
-        I seen = lanes(begin - b * kLanes, end - b * kLanes);
-        I hidden = V::iand(V::isub(V::iset1(-1), seen), nothing);
-        x = V::from_bits(V::iadd(V::iand(V::bits(x), seen), hidden));  // keys never written may have given NaN
-      }
-      V::store(s + b * kLanes, x);
-      peak = V::max(peak, x);
+    sum = V::zero(), most = kNothing;
+    if (begin >= end) {
+      for (int b = first; b < stop; b++) V::store(s + b * kLanes, V::zero());
+      return;
     }
+    int low = begin / kLanes, high = (end - 1) / kLanes;  // the blocks that may be seen in part
+    if (softcap != 0.0f) {
+      for (int b = low; b <= high; b++) V::store(s + b * kLanes, soft_capped(V::load(s + b * kLanes), softcap));
+    }
+    // Keys never written may have given NaN.
+    for (int b = low;; b = high) {
+      F x = V::load(s + b * kLanes);
+      V::store(s + b * kLanes, masked(x, begin - b * kLanes, end - b * kLanes, kNothing));
+      if (b == high) break;
+    }
+    F peak = V::set1(kNothing);
+    for (int b = low; b <= high; b++) peak = V::max(peak, V::load(s + b * kLanes));
     most = max_lanes<V>(peak);
-    sum = V::zero();
-    for (int b = first; b < stop; b++) {
-      F p = V::zero();
-      if (b >= begin / kLanes && b * kLanes < end) {
-        p = exp<V>(V::sub(V::load(s + b * kLanes), V::set1(most)));
-        if (b * kLanes < begin || end < (b + 1) * kLanes) {
-          p = V::from_bits(V::iand(V::bits(p), lanes(begin - b * kLanes, end - b * kLanes)));
-        }
-        sum = V::add(sum, p);
-      }
+    for (int b = first; b < low; b++) V::store(s + b * kLanes, V::zero());
+    for (int b = high + 1; b < stop; b++) V::store(s + b * kLanes, V::zero());
+    F top = V::set1(most);
+    for (int b = low; b <= high; b++) {
+      F p = exp<V>(V::sub(V::load(s + b * kLanes), top));  // 0 where masked, unless all scores are as low
+      sum = V::add(sum, p);
       V::store(s + b * kLanes, p);
     }
   }

@@ -218,13 +218,18 @@ template <class V> inline typename V::F activate(Activation kind, typename V::F 
 template <class V> inline void finish(const Product& p, int64_t unit, int64_t row, int R, const float* a, const float* up) {
   int64_t column = unit * kPanel, width = p.width();
   int n = int(width - column < kPanel ? width - column : kPanel);
+  typename V::F result[V::kRows];
   for (int r = 0; r < R; r++) {
     typename V::F v = V::load(a + 16 * r);
-    int64_t at = (row + r) * width + column;
     if (p.activation != Activation::kNone) v = V::mul(activate<V>(p.activation, v), V::load(up + 16 * r));
     if (p.bias != nullptr) v = V::add(v, V::load_n(p.bias + column, n));
-    if (p.residual != nullptr) v = V::add(V::load_n(p.residual + at, n), v);
-    V::store_n(p.y + at, v, n);
+    if (p.residual != nullptr) v = V::add(V::load_n(p.residual + (row + r) * width + column, n), v);
+    result[r] = v;
+  }
+  // After all loads: rows often lie a multiple of 4 KB apart, and a load that looks like a store before it has to wait.
+  for (int r = 0; r < R; r++) {
+    float* y = p.y + (row + r) * width + column;
+    n == kPanel ? V::store(y, result[r]) : V::store_n(y, result[r], n);
   }
 }
 

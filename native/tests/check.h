@@ -27,14 +27,14 @@ struct Random {
   float real() { return float(int32_t(next())) * 0x1p-31f; }  // in [-1, 1]
 };
 
-int failures = 0;
+[[maybe_unused]] int failures = 0;
 
-void fail(const char* isa, const char* what, long shape) {
+[[maybe_unused]] void fail(const char* isa, const char* what, long shape) {
   if (++failures <= 20) std::fprintf(stderr, "FAILED  %s: %s (case %ld)\n", isa, what, shape);
 }
 
 // The same bits, or NaN both: which NaN comes out is the processor's choice.
-bool same(const float* a, const float* b, int64_t n) {
+[[maybe_unused]] bool same(const float* a, const float* b, int64_t n) {
   for (int64_t i = 0; i < n; i++)
     if (std::memcmp(a + i, b + i, 4) != 0 && (a[i] == a[i] || b[i] == b[i])) return false;
   return true;

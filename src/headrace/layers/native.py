@@ -47,7 +47,8 @@ class NativeWeight:
     @property
     def dtype(self) -> jnp.dtype:
         """What the values of the matrix are taken to have; see `EmbeddingLeaf`."""
-        return jnp.dtype(jnp.bfloat16)
+        dtype: jnp.dtype = jnp.dtype(jnp.bfloat16)
+        return dtype
 
     def matmul(self, x: jax.Array) -> jax.Array:
         """See `WeightLeaf.matmul`."""

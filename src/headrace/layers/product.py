@@ -1,4 +1,4 @@
-"""A matrix product with what stands before and after it in a decoder layer: one call where a native kernel does it all."""
+"""A matrix product with what stands around it in a decoder layer: one call where a native kernel does it all."""
 
 from __future__ import annotations
 
