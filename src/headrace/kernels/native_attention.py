@@ -65,7 +65,8 @@ class NativeAttention:
         assert head_dim <= MAX_HEAD_DIM
         storage = jnp.uint16 if self.dtype.itemsize == 2 else jnp.float32
         shape = num_pages, kv_heads, 2, page_size, -(-head_dim // _COLUMNS) * _COLUMNS
-        return _zeros(jax.ShapeDtypeStruct(shape, storage))
+        pages: jax.Array = _zeros(jax.ShapeDtypeStruct(shape, storage))
+        return pages
 
     def prepare(self, batch: RaggedBatch, window: int | None) -> _Work:
         """See `AttentionKernel.prepare`."""
