@@ -133,7 +133,7 @@ def test_an_unknown_option_is_named_and_the_known_ones_listed() -> None:
 
 
 def test_resolve_fills_in_everything_and_changes_nothing_given(spec: DecoderSpec) -> None:
-    given = EngineConfig(model="m", max_num_seqs=4)
+    given = EngineConfig(model="m", max_num_seqs=4, attention="jax")
     full = given.resolve(spec)
     assert (full.dtype, full.jax_dtype) == ("bfloat16", jnp.bfloat16)
     assert full.max_model_len == 256

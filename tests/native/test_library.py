@@ -89,7 +89,7 @@ data = np.zeros(panel_bytes("float32", 8), np.uint8)
 pack_rows("float32", matrix, 8, data)
 weight = NativeWeight(jnp.asarray(data.view(np.float32)), (0, 1, FORMAT_IDS["float32"]), (PANEL, 8))
 step = jax.jit(lambda weight, index: weight.rows(index)).lower(weight, jnp.asarray([3, 1])).compile()
-pickle.dump((serialize_executable.serialize(step), np.asarray(weight.data)), open(sys.argv[1], "wb"))
+pickle.dump((serialize_executable.serialize(step), np.asarray(weight.array)), open(sys.argv[1], "wb"))
 """
 
 LOAD = """

@@ -32,14 +32,14 @@ class NativeWeight:
     """A matrix [out, in] as panels of 16 outputs each; native/formats.h says how they are laid out.
 
     Attributes:
-        data: the panels; uint8, of dense matrices bfloat16 or float32.
+        array: the panels; uint8, of dense matrices bfloat16 or float32.
         runs: panels in the order of the outputs, as runs of panels that lie one after the other: for each run where it
             begins in units of 32 bytes, how many panels it has, and their format; static.
         shape: (out, in); static.
         paired: the first half of the panels is a gate matrix, the second the up matrix that belongs to it; static.
     """
 
-    data: jax.Array
+    array: jax.Array
     runs: tuple[int, ...] = field(metadata={"static": True})
     shape: tuple[int, int] = field(metadata={"static": True})
     paired: bool = field(default=False, metadata={"static": True})
@@ -92,7 +92,7 @@ class NativeWeight:
         call = jax.ffi.ffi_call("headrace_linear", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))
         y: jax.Array = call(
             x.astype(jnp.float32),
-            self.data,
+            self.array,
             *optional,
             num_rows,
             runs=self._runs,
@@ -109,7 +109,7 @@ class NativeWeight:
             num_rows = jnp.full(1, index.shape[0], jnp.int32)
         form = jax.ShapeDtypeStruct((index.shape[0], self.shape[1]), jnp.float32)
         call = jax.ffi.ffi_call("headrace_embed", form)
-        y: jax.Array = call(index, self.data, num_rows, runs=self._runs, outputs=np.int64(self.shape[0]))
+        y: jax.Array = call(index, self.array, num_rows, runs=self._runs, outputs=np.int64(self.shape[0]))
         return y
 
     @property
