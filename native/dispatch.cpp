@@ -12,10 +12,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -56,17 +52,6 @@ uint64_t saved_registers() {
   return has_avx2() && (saved_registers() & 0xe6) == 0xe6 && has(cpuid(7).b, {16, 17, 30, 31}) &&  // F, DQ, BW, VL
          has(cpuid(7).c, {11});                                                                    // VNNI
 }
-
-// Linux lends the tile registers to a process that asks.
-[[maybe_unused]] bool has_amx() {
-  if (!has_avx512() || (saved_registers() & 0x60000) != 0x60000 || !has(cpuid(7).d, {24, 25})) return false;  // TILE, INT8
-#if defined(__linux__)
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
 #elif defined(__aarch64__)
 [[maybe_unused]] bool has_neon() {
 #if defined(__linux__)
@@ -80,9 +65,6 @@ uint64_t saved_registers() {
 
 std::vector<const Kernels*> find_supported() {
   std::vector<const Kernels*> found;
-#if defined(HEADRACE_AMX)
-  if (has_amx()) found.push_back(&kAmxKernels);
-#endif
 #if defined(HEADRACE_AVX512)
   if (has_avx512()) found.push_back(&kAvx512Kernels);
 #endif

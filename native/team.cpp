@@ -12,7 +12,7 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kMostItems = (1 << 20) - 1;
+constexpr int64_t kMostItems = 1 << 19;
 constexpr auto kStay = std::chrono::microseconds(100);
 
 void pause_briefly() {

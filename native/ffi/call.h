@@ -1,6 +1,8 @@
 // What handlers have in common: XLA's thread pool as a Pool.
 #pragma once
 
+#include <algorithm>
+
 #include "team.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -9,7 +11,8 @@ namespace headrace {
 namespace ffi = xla::ffi;
 
 inline Pool pool_of(ffi::ThreadPool& threads) {
-  return {int(threads.num_threads()), [&threads](std::function<void()> task) { threads.Schedule(std::move(task)); }};
+  // XLA says 0 where it cannot tell.
+  return {std::max(1, int(threads.num_threads())), [&threads](std::function<void()> task) { threads.Schedule(std::move(task)); }};
 }
 
 // An optional array: null where it has no elements.

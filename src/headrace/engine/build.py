@@ -25,7 +25,7 @@ from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.gguf import GGUFFile
 from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
-from headrace.weights.packed import wanted
+from headrace.weights.packed import known_blocks, wanted
 from headrace.weights.pull import cache_dir
 from headrace.weights.sources import resolve
 
@@ -84,7 +84,8 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     tokenizer = _tokenizer(checkpoint)
     phases.ends("tokenizer")
     mesh = make_mesh(config.data_parallel, config.tensor_parallel)
-    config = config.resolve(checkpoint.spec, keep_blocks=checkpoint.is_gguf and wanted(mesh))
+    known = checkpoint.is_gguf and known_blocks(info.dtype for info in checkpoint.file.tensors.values())
+    config = config.resolve(checkpoint.spec, keep_blocks=known and wanted(mesh))
     if leader is not None:
         leader.tell_options({**asdict(config), "fingerprint": _fingerprint(checkpoint, tokenizer)})
     manager = _manager(config, checkpoint, tokenizer, mesh, leader, phases, progress)

@@ -49,6 +49,7 @@ from headrace.execution.swap import place_like
 from headrace.execution.transfer import Transfers
 from headrace.kernels.attention import attention_for
 from headrace.kernels.native_attention import NativeAttention
+from headrace.layers.product import all_packed
 from headrace.models.sharding import data_parallel_of, device_spec, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
@@ -125,7 +126,7 @@ class ExecutionManager:
         self._kernel = attention_for(
             options.dtype, jax.default_backend(), options.attention, page_size=options.page_size, devices=devices
         )
-        self._is_native = isinstance(self._kernel, NativeAttention)
+        self._is_native = isinstance(self._kernel, NativeAttention) and all_packed(weights)
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch | RankedBatch] = {}
         self._no_constraints: dict[int, jax.Array] = {}  # by logits rows

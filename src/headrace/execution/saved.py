@@ -109,7 +109,8 @@ def fingerprint(*static: Any, forms: Any) -> str:
     """
     leaves = jax.tree_util.tree_leaves_with_path(forms)
     described = [(jax.tree_util.keystr(path), x.shape, str(x.dtype), x.weak_type, x.sharding) for path, x in leaves]
-    return hashlib.sha256(repr((_surroundings(), static, described)).encode()).hexdigest()
+    tree = str(jax.tree.structure(forms))  # with what is static in it
+    return hashlib.sha256(repr((_surroundings(), static, described, tree)).encode()).hexdigest()
 
 
 def _surroundings() -> Any:

@@ -36,19 +36,15 @@ class NativeWeight:
         runs: panels in the order of the outputs, as runs of panels that lie one after the other: for each run where it
             begins in units of 32 bytes, how many panels it has, and their format; static.
         shape: (out, in); static.
+        dtype: the floating-point dtype that the matrix is taken to have; static.
         paired: the first half of the panels is a gate matrix, the second the up matrix that belongs to it; static.
     """
 
     array: jax.Array
     runs: tuple[int, ...] = field(metadata={"static": True})
     shape: tuple[int, int] = field(metadata={"static": True})
+    dtype: jnp.dtype = field(metadata={"static": True})
     paired: bool = field(default=False, metadata={"static": True})
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """What the values of the matrix are taken to have; see `EmbeddingLeaf`."""
-        dtype: jnp.dtype = jnp.dtype(jnp.bfloat16)
-        return dtype
 
     def matmul(self, x: jax.Array) -> jax.Array:
         """See `WeightLeaf.matmul`."""
@@ -85,6 +81,8 @@ class NativeWeight:
             [rows, out] float32, with a gate [rows, out / 2].
         """
         assert self.paired or gate is None
+        assert bias is None or gate is None
+        assert post_norm is None or residual is not None
         outputs, columns = self.shape
         width = outputs if gate is None else outputs // 2
         none = jnp.zeros(0, jnp.float32)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from headrace.layers.fused import FusedWeight
 from headrace.layers.linear import EmbeddingLeaf, WeightLeaf, linear
 from headrace.layers.native import Gate, NativeWeight
 from headrace.layers.norm import rms_norm
@@ -36,7 +39,8 @@ def product(
         return weight.product(
             x, num_rows, norm=norm, bias=bias, gate=gate, post_norm=post_norm, residual=residual, eps=eps
         )
-    y = linear(x if norm is None else rms_norm(x, norm, eps), weight)
+    x = x if norm is None else rms_norm(x, norm, eps)
+    y = _apart(x, weight, num_rows) if isinstance(weight, FusedWeight) else linear(x, weight)
     y = sum_over(y, shards)
     if bias is not None:
         y = y + bias
@@ -48,6 +52,16 @@ def product(
     return y if residual is None else residual + y
 
 
+def _apart(x: jax.Array, weight: FusedWeight, num_rows: jax.Array) -> jax.Array:
+    return weight.joined([product(x, part, num_rows) for part in weight.parts])
+
+
 def embed(weight: EmbeddingLeaf, index: jax.Array, num_rows: jax.Array, vocab: int, shards: int) -> jax.Array:
     """Rows [n, in] float32 by index [n] of a matrix of which each device has the next `vocab` rows; see `product`."""
     return weight.rows(index, num_rows) if isinstance(weight, NativeWeight) else lookup(weight, index, vocab, shards)
+
+
+def all_packed(weights: Any) -> bool:
+    """Whether native kernels multiply by every matrix among weights, so that padding costs nothing."""
+    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, NativeWeight))
+    return all(isinstance(leaf, NativeWeight) or leaf.ndim < 2 for leaf in leaves)

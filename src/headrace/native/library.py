@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "HEADRACE_NATIVE_ISA"
 LIBRARY = Path(__file__).with_name("_native.so")
-_KNOWN = ("scalar", "avx2", "avx512", "amx", "neon")
+_KNOWN = ("scalar", "avx2", "avx512", "neon")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def reason() -> str:
 
 
 def isa() -> str:
-    """The instruction set in use: "amx", "avx512", "avx2", "neon" or "scalar"; empty where there are no kernels."""
+    """The instruction set in use: "avx512", "avx2", "neon" or "scalar"; empty where there are no kernels."""
     return _library().isa
 
 
@@ -71,7 +71,8 @@ def _library() -> _Library:
         return _Library(reason=f"native CPU kernels are switched off by {VARIABLE}=off; plain JAX is used")
     absent = _Library(
         reason="native CPU kernels were not built (no C++ compiler at install time); plain JAX is used, several times "
-        "slower. Install a compiler (on Debian: apt install g++) and then headrace again"
+        "slower. Install a compiler (on Debian: apt install g++), then headrace anew: pip install --force-reinstall "
+        "--no-cache-dir"
     )
     if not LIBRARY.exists():
         return _refuse(asked, absent)

@@ -34,7 +34,7 @@ from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights, Part, WeightDecl, declare
 from headrace.weights.files import TensorFile
 from headrace.weights.gguf import GGUFFile
-from headrace.weights.packed import pack_parts, pack_quantized, packable, paired
+from headrace.weights.packed import GROUP, pack_parts, pack_quantized, packable, paired
 from headrace.weights.safetensors import SafetensorsFolder
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,8 @@ def load_weights(
         dtype: of dense matrices, and of the operands of products with quantised ones.
         weights_dtype: of the matrices: "float32" or "bfloat16", "int8" with a scale per output, or "gguf" for the
             blocks of the file as they are, where what the file has as plain floats is dense. None takes `dtype`.
-        native: pack matrices for the native CPU kernels, all but those in block formats that these do not know.
+        native: pack matrices for the native CPU kernels: all but those in block formats that these do not know, and
+            quantised ones where `dtype` is float32.
 
     Raises:
         ConfigError: "gguf" for a model that is not a GGUF file, or whose blocks the devices of the mesh cannot share;
@@ -192,6 +193,12 @@ def _read(
     if native:
         leaf = _read_packed(checkpoint, declaration, dtype, weights_dtype or dtype.name)
         return paired(leaf) if isinstance(leaf, NativeWeight) and declaration.field == "gate_up" else leaf
+    return _read_unpacked(checkpoint, declaration, dtype, weights_dtype)
+
+
+def _read_unpacked(
+    checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None
+) -> WeightLeaf:
     if weights_dtype == "int8":
         return _read_int8(checkpoint, declaration, dtype)
     if weights_dtype == "gguf":
@@ -202,8 +209,13 @@ def _read(
 def _read_packed(
     checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str
 ) -> NativeWeight | WeightLeaf:
+    if weights_dtype in ("int8", "gguf") and dtype == jnp.float32:
+        # The kernels round the operands of quantised matrices to 8 bits, which is not what float32 asks for.
+        return _read_unpacked(checkpoint, declaration, dtype, weights_dtype)
     if weights_dtype == "int8":
         whole = _read_int8(checkpoint, declaration, dtype)
+        if declaration.shape[1] % GROUP:
+            return whole
         return pack_quantized(np.asarray(whole.array), np.asarray(whole.scale), _aligned_bytes)
     stored = weights_dtype == "gguf"
     dense = dtype if stored else jnp.dtype(weights_dtype)
@@ -215,7 +227,7 @@ def _read_packed(
         forms.append(kind if is_block else dense.name)
         readers.append(partial(_part_rows, checkpoint, part, name, None if is_block else dense))
     if packable(forms, declaration.parts):
-        return pack_parts(forms, declaration.parts, readers, declaration.shape[1], _aligned_bytes)
+        return pack_parts(forms, declaration.parts, readers, declaration.shape[1], dense, _aligned_bytes)
     if len(forms) > 1 and all(packable([form], [part]) for form, part in zip(forms, declaration.parts, strict=True)):
         alone = [_read_packed(checkpoint, _alone(declaration, p), dtype, weights_dtype) for p in declaration.parts]
         return FusedWeight(tuple(alone), tuple(p.count for p in declaration.parts), declaration.parts[0].view[2])
