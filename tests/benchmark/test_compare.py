@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 import xml.etree.ElementTree as ET
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
-sys.path.append(str(BENCH))
+# As a package of its own: with its folder on the path its files would stand before the tests' folders.
+_spec = importlib.util.spec_from_file_location("peers", BENCH / "peers" / "__init__.py")
+assert _spec is not None
+sys.modules["peers"] = importlib.util.module_from_spec(_spec)
 
 from peers.engines import HEADRACE, LLAMA_CPP, VLLM, Engine  # noqa: E402
 from peers.measure import Comparison, Model  # noqa: E402

@@ -37,7 +37,7 @@ def told(isa: str | None = None, path: Path = ROOT / "src") -> list[str]:
 def test_an_instruction_set_is_chosen_and_can_be_asked_for() -> None:
     available, best, digest, reason = [*told(), ""][:4]
     assert (available, reason) == ("True", "")
-    assert best in ("amx", "avx512", "avx2", "neon", "scalar")
+    assert best in ("avx512", "avx2", "neon", "scalar")
     assert told(best)[1:3] == [best, digest]
     # Compiled steps are kept under the digest: another instruction set must not load them.
     scalar = told("scalar")
@@ -50,7 +50,7 @@ def test_off_and_what_there_is_not() -> None:
     assert (available, isa, digest) == ("False", "-", "-")
     assert reason == "native CPU kernels are switched off by HEADRACE_NATIVE_ISA=off; plain JAX is used"
     unknown = run(TELL, "sse2").stderr.splitlines()[-1]
-    assert unknown.endswith("HEADRACE_NATIVE_ISA: 'sse2' is not one of scalar, avx2, avx512, amx, neon, off")
+    assert unknown.endswith("HEADRACE_NATIVE_ISA: 'sse2' is not one of scalar, avx2, avx512, neon, off")
 
 
 @built
@@ -87,7 +87,7 @@ from headrace.layers.native import NativeWeight, PANEL, FORMAT_IDS, pack_rows, p
 matrix = np.arange(PANEL * 8, dtype=np.float32).reshape(PANEL, 8)
 data = np.zeros(panel_bytes("float32", 8), np.uint8)
 pack_rows("float32", matrix, 8, data)
-weight = NativeWeight(jnp.asarray(data.view(np.float32)), (0, 1, FORMAT_IDS["float32"]), (PANEL, 8))
+weight = NativeWeight(jnp.asarray(data.view(np.float32)), (0, 1, FORMAT_IDS["float32"]), (PANEL, 8), matrix.dtype)
 step = jax.jit(lambda weight, index: weight.rows(index)).lower(weight, jnp.asarray([3, 1])).compile()
 pickle.dump((serialize_executable.serialize(step), np.asarray(weight.array)), open(sys.argv[1], "wb"))
 """
@@ -100,7 +100,7 @@ from headrace.layers.native import FORMAT_IDS, NativeWeight
 assert native.digest()
 saved, data = pickle.load(open(sys.argv[1], "rb"))
 step = serialize_executable.deserialize_and_load(*saved, execution_devices=jax.devices())
-weight = NativeWeight(jnp.asarray(data), (0, 1, FORMAT_IDS["float32"]), (16, 8))
+weight = NativeWeight(jnp.asarray(data), (0, 1, FORMAT_IDS["float32"]), (16, 8), jnp.dtype(jnp.float32))
 print(step(weight, jnp.asarray([3, 1])).tolist())
 """
 
