@@ -27,7 +27,8 @@ def spec() -> DecoderSpec:
 
 
 def config(**options: Any) -> EngineConfig:
-    return EngineConfig(model="m", **{"dtype": "float32", **options})
+    # Plain JAX keeps heads as they are; the native kernel pads them to multiples of 32 numbers.
+    return EngineConfig(model="m", **{"dtype": "float32", "attention": "jax", **options})
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_values_at_the_bounds_are_taken(options: dict[str, Any]) -> None:
         ({"kv_cache_share": "0.5"}, "kv_cache_share: must be > 0 and <= 1, not '0.5'"),
         ({"kv_cache_share": True}, "kv_cache_share: must be > 0 and <= 1, not True"),
         ({"kv_cache_share": 0.5, "kv_cache_bytes": 1}, "kv_cache_share: cannot be given together with kv_cache_bytes"),
-        ({"attention": "flash"}, "attention: 'flash' is not one of auto, jax, pallas"),
+        ({"attention": "flash"}, "attention: 'flash' is not one of auto, jax, pallas, native"),
         ({"attention": None}, "attention: None is not one of"),
         ({"min_input_pad": 0}, "min_input_pad: must be a positive integer"),
         ({"max_compiled_variants": 0}, "max_compiled_variants: must be a positive integer"),
@@ -132,7 +133,7 @@ def test_an_unknown_option_is_named_and_the_known_ones_listed() -> None:
 
 
 def test_resolve_fills_in_everything_and_changes_nothing_given(spec: DecoderSpec) -> None:
-    given = EngineConfig(model="m", max_num_seqs=4)
+    given = EngineConfig(model="m", max_num_seqs=4, attention="jax")
     full = given.resolve(spec)
     assert (full.dtype, full.jax_dtype) == ("bfloat16", jnp.bfloat16)
     assert full.max_model_len == 256
@@ -153,7 +154,8 @@ def test_x10_weights_take_the_dtype_unless_they_are_given_one(spec: DecoderSpec,
 
 
 def test_a_kernel_that_the_machine_has_not_is_refused(spec: DecoderSpec) -> None:
-    assert config(attention="jax").resolve(spec).kv_cache_bytes == config().resolve(spec).kv_cache_bytes
+    wide = replace(spec, head_dim=32)
+    assert config(attention="jax").resolve(wide).kv_cache_bytes == config(attention="auto").resolve(wide).kv_cache_bytes
     with pytest.raises(ConfigError, match="attention: there is no Pallas kernel for cpu; give auto or jax"):
         config(attention="pallas").resolve(spec)
 

@@ -282,7 +282,7 @@ def test_the_defaults_work(tmp_path: Path) -> None:
         ({"max_seqs": 4}, "max_seqs: unknown option"),
         ({"dtype": "int8"}, "dtype: 'int8' is not one of"),
         ({"max_model_len": 257}, "max_model_len: 257 is more than the model's 256"),
-        ({"max_compiled_variants": 1}, "max_compiled_variants: 6 steps are to be compiled but the cache holds 1"),
+        ({"max_compiled_variants": 1}, "max_compiled_variants: [36] steps are to be compiled but the cache holds 1"),
         ({"num_tokens_paddings": [64]}, "num_tokens_paddings: the last size must be 512, not 64"),
     ],
 )

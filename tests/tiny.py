@@ -23,6 +23,7 @@ from headrace.models.weights import DecoderWeights
 from headrace.sampling.params import SamplingParams
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.load import load_weights, open_checkpoint
+from headrace.weights.packed import wanted
 
 # The small geometry of the boundary cases: 12 pages of 16 tokens, 32 tokens per step, 64 tokens of context.
 SMALL: dict[str, Any] = {
@@ -58,7 +59,7 @@ def write_model(folder: Path, name: str = "llama3", chat_template: str | None = 
 @cache
 def tiny_weights(name: str, dtype: str) -> DecoderWeights:
     """Weights of a golden checkpoint."""
-    return load_weights(open_checkpoint(golden.ROOT / name), jnp.dtype(dtype))
+    return load_weights(open_checkpoint(golden.ROOT / name), jnp.dtype(dtype), native=wanted(None))
 
 
 _MANAGERS: dict[Any, ExecutionManager] = {}

@@ -37,8 +37,9 @@ class EngineConfig:
     Attributes:
         model: known name, `.gguf` file, Hugging Face folder or hub id.
         dtype: of keys, values and products: "auto" (bfloat16), "float32" or "bfloat16".
-        weights_dtype: of the matrices in memory: "auto" (`dtype`), "float32", "bfloat16", "int8" (with a scale per
-            output) or "gguf" (the file's own blocks). docs/models.md says what each costs and gives.
+        weights_dtype: of the matrices in memory: "auto" (with native kernels the blocks of a GGUF file, unless `dtype`
+            is float32; else `dtype`), "float32", "bfloat16", "int8" (with a scale per output) or "gguf" (the file's own
+            blocks). docs/models.md says what each costs and gives.
         max_model_len: longest sequence, prompt and output, in tokens; None takes what the model was made for, or
             what the KV cache holds if that is less.
         max_num_seqs: requests that run at once, in each data parallel rank.
@@ -200,19 +201,27 @@ class EngineConfig:
 
     def _page_bytes(self, spec: DecoderSpec) -> int:
         """Bytes of a page over all layers, on one device."""
-        kernel = attention_for(self.jax_dtype, jax.default_backend(), self.attention)
+        devices = self.tensor_parallel * self.data_parallel
+        kernel = attention_for(
+            self.jax_dtype, jax.default_backend(), self.attention, page_size=self.page_size, devices=devices
+        )
         own = device_spec(spec, self.tensor_parallel)
         return own.num_layers * page_bytes(kernel, self.page_size, own.num_kv_heads, own.head_dim)
 
-    def resolve(self, spec: DecoderSpec) -> EngineConfig:
+    def resolve(self, spec: DecoderSpec, *, keep_blocks: bool = False) -> EngineConfig:
         """The same options with nothing left open.
+
+        Args:
+            keep_blocks: whether "auto" for `weights_dtype` keeps the blocks of a GGUF file, unless `dtype` asks for
+                float32; else it is `dtype`.
 
         Raises:
             ConfigError: the context asked for is longer than the model's, or the KV cache is too small for it; or so
                 many devices cannot share the model.
         """
         dtype = "bfloat16" if self.dtype == "auto" else self.dtype
-        config = replace(self, dtype=dtype, weights_dtype=dtype if self.weights_dtype == "auto" else self.weights_dtype)
+        auto = "gguf" if keep_blocks and dtype != "float32" else dtype
+        config = replace(self, dtype=dtype, weights_dtype=auto if self.weights_dtype == "auto" else self.weights_dtype)
         wanted = self.max_model_len or spec.max_position
         if wanted > spec.max_position:
             raise ConfigError(f"max_model_len: {wanted} is more than the model's {spec.max_position}")

@@ -170,9 +170,11 @@ def test_startup_writes_the_figures_that_it_promises(cli: Cli, tiny_folder: Path
     assert set(report) == {"model", "variants", "cold", "warm"}
     assert report["model"] == str(tiny_folder)
     assert report["variants"][-1][0] == 64
-    for seconds in (*report["cold"], *report["warm"]):
-        assert list(seconds) == ["total", "import", "open", "tokenizer", "weights", "state", "compile"]
-        assert 0 < sum(list(seconds.values())[1:]) < seconds["total"]
+    for one in (*report["cold"], *report["warm"]):
+        phases = ["import", "open", "tokenizer", "weights", "state", "compile"]
+        assert list(one) == ["first_token", "total", *phases, "peak_bytes"]
+        assert 0 < sum(one[phase] for phase in phases) < one["total"] < one["first_token"]
+        assert 50e6 < one["peak_bytes"] < 5e9
     assert len(outcome.out.splitlines()) == 4
     assert cli("bench", "startup", tiny_folder, *QUICK, "--max-model-len", 999, "--runs", 1).code == 2
 

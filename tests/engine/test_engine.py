@@ -14,7 +14,7 @@ import golden
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import QueueFullError, RequestError
-from headrace.layers.linear import DenseWeight
+from headrace.layers.native import NativeWeight
 from headrace.sampling.params import SamplingParams
 from headrace.text.folder_tokenizer import read_folder_tokenizer
 from headrace.text.tokenizer import Tokenizer
@@ -180,7 +180,12 @@ def test_fault_24_a_failed_step_loses_nothing(tiny_folder: Path, engine: Engine,
 def test_a_request_with_nan_logits_ends_alone(tiny_folder: Path) -> None:
     # Token 77 has an embedding of NaN; the head is another matrix, so only its own sequence sees it.
     weights = tiny_weights("llama2", "float32")
-    poisoned = DenseWeight(weights.embedding.array.at[77].set(jnp.nan))
+    array = weights.embedding.array
+    if isinstance(weights.embedding, NativeWeight):  # panels of 16 rows, transposed
+        array = array.reshape(-1, weights.embedding.shape[1], 16).at[77 // 16, :, 77 % 16].set(jnp.nan).reshape(-1)
+    else:
+        array = array.at[77].set(jnp.nan)
+    poisoned = replace(weights.embedding, array=array)
     manager = tiny_manager("llama2", weights=replace(weights, embedding=poisoned), **SMALL)
     cases = [([5] * 9, GREEDY), ([6, 77, 8], GREEDY), ([9] * 30, GREEDY)]
     alone = [run(tiny_engine(tiny_folder, "llama2", **SMALL), [case])[0] for case in (cases[0], cases[2])]

@@ -87,6 +87,7 @@ def naive(step: ScheduledStep, table: SequenceTable, layout: BatchLayout) -> dic
         "sampling": [NEUTRAL] * requests,
         "page_updates": [[SLOTS] * 3] * layout.num_updates,
         "num_requests": [len(step.slots)],
+        "num_logits": [int(step.num_logits.sum())],
         "num_decodes": [0],
     }
     at = line = 0

@@ -56,6 +56,23 @@ def test_token_sizes(requests: int, cap: int, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("smallest", "cap", "sizes"),
+    [
+        (8, 256, [8, 32, 128, 256]),
+        (8, 33, [8, 32, 33]),
+        (8, 32, [8, 32]),
+        (8, 31, [8, 31]),
+        (8, 8, [8]),
+        (1, 8, [1, 4, 8]),
+        (6, 20, [6, 16, 20]),
+    ],
+)
+def test_where_padding_is_skipped_there_are_fewer_sizes(smallest: int, cap: int, sizes: list[int]) -> None:
+    assert request_buckets(smallest, cap, skips_padding=True) == sizes
+    assert token_buckets(cap, 512, skips_padding=True) == [512]
+
+
+@pytest.mark.parametrize(
     ("tokens", "requests", "pairs"),
     [
         ([64, 128], [8, 16], [(8, 8), (16, 16), (64, 16), (128, 16)]),

@@ -74,7 +74,7 @@ def test_x12_logits_and_hidden_states_are_those_behind_the_tokens(driver: Driver
     assert logits.dtype == hidden.dtype == np.float32
     np.testing.assert_allclose(logits[0], GOLDEN.logits[1][19], atol=1e-4)
     np.testing.assert_allclose(logits[1], GOLDEN.logits[0][4], atol=1e-4)
-    np.testing.assert_allclose(hidden @ EMBEDDING.T, logits, atol=1e-4)
+    np.testing.assert_allclose(hidden[:2] @ EMBEDDING.T, logits[:2], atol=1e-4)  # the others are padding
 
 
 def test_x12_only_rows_that_end_their_prompt_have_a_token(driver: Driver) -> None:

@@ -33,7 +33,8 @@ def shuffled(weights: DecoderWeights) -> DecoderWeights:
     rng = np.random.default_rng(0)
 
     def shuffle(leaf: jax.Array) -> jax.Array:
-        return jnp.asarray(rng.permuted(np.asarray(leaf), axis=-1)) if leaf.ndim == 2 else leaf
+        # Matrices, which may be packed: all that is larger than a vector.
+        return jnp.asarray(rng.permuted(np.asarray(leaf), axis=-1)) if leaf.size > 1024 else leaf
 
     return jax.tree.map(shuffle, weights)
 

@@ -10,15 +10,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.kernels.jax_attention import JaxAttention
+from headrace.kernels.native_attention import NativeAttention
+from headrace.native import available
 from kernels.interpret import interpreted
 
 Chunk = tuple[int, int, int]  # (sequence, tokens before the chunk, tokens in the chunk)
 Bucket = tuple[int, int]  # (tokens, rows)
 
 SCALE = 0.3
+NATIVE = pytest.param(NativeAttention, marks=pytest.mark.skipif(not available(), reason="no native kernels"))
+CPU_KERNELS = [JaxAttention, NATIVE]
 MIX: list[Chunk] = [
     (3, 130, 1),
     (0, 63, 1),
@@ -72,10 +77,30 @@ class World:
     def pool(self, before: dict[int, int]) -> np.ndarray:
         """Pages as the kernel stores them, with `before[s]` tokens written."""
         form = jax.eval_shape(lambda: self.kernel.make_pages(self.num_pages, self.page_size, *self.kv.shape[2::2]))
+        if isinstance(self.kernel, NativeAttention):
+            return self._native_pool(form, before)
         pages = np.full((self.num_pages * self.page_size, *form.shape[2:]), np.nan, np.float32)
         for sequence, count in before.items():
             pages[self.places(sequence)[:count]] = self.stored(self.kv[sequence, :count], form.shape[2:])
         return pages.astype(self.dtype).reshape(form.shape).view(form.dtype)
+
+    def _native_pool(self, form: jax.ShapeDtypeStruct, before: dict[int, int]) -> np.ndarray:
+        rows = np.full((self.num_pages * self.page_size, *self.kv.shape[2:]), np.nan, np.float32)
+        for sequence, count in before.items():
+            rows[self.places(sequence)[:count]] = self.kv[sequence, :count]
+        pages = np.moveaxis(rows.reshape(self.num_pages, self.page_size, *rows.shape[1:]), 2, 1)
+        pool = np.full((*form.shape[:2], int(np.prod(form.shape[2:]))), np.nan, self.dtype)
+        pool[..., native_order(self.page_size, rows.shape[-1], pool.itemsize)] = pages
+        return pool.reshape(form.shape).view(form.dtype)
+
+    def rows(self, pool: np.ndarray) -> np.ndarray:
+        """What a pool holds at each place [places, …], without what the kernel pads a native pool with."""
+        if isinstance(self.kernel, NativeAttention):
+            flat = pool.reshape(*pool.shape[:2], -1)
+            pages = flat[..., native_order(self.page_size, self.kv.shape[-1], pool.itemsize)]
+            pool = np.moveaxis(pages, 1, 2)
+            return pool.reshape(self.num_pages * self.page_size, 2 * pool.shape[2], -1)
+        return pool.reshape(self.num_pages * self.page_size, *pool.shape[2:])
 
     def stored(self, kv: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Keys and values [tokens, kv_heads, 2, dim] of tokens as [tokens, *shape], with zeros where that is more."""
@@ -145,6 +170,15 @@ class World:
                 weights = np.exp(scores - scores.max(-1, keepdims=True))
                 out.append(np.einsum("ht,thd->hd", weights / weights.sum(-1, keepdims=True), seen[:, :, 1]))
         return np.stack(out)
+
+
+def native_order(page_size: int, dim: int, itemsize: int) -> np.ndarray:
+    """Where in a native page of one head the elements [page_size, 2, dim] of keys and values lie."""
+    width, bits16 = dim + -dim % 32, itemsize == 2
+    token, d = np.arange(page_size)[:, None], np.arange(dim)
+    keys = (token // 16 * (width // 2) + d // 2) * 32 + (token % 16 * 2 + d % 2 if bits16 else d % 2 * 16 + token % 16)
+    values = token * width + d // 32 * 32 + (d % 16 * 2 + d // 16 % 2 if bits16 else d % 32)
+    return np.stack([keys, values + page_size * width], axis=1)
 
 
 def random_chunks(world: World, rng: np.random.Generator, rows: int, tokens: int) -> list[Chunk]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from headrace.kernels.jax_attention import GROUP, KEY_TILE, QUERY_BLOCK, JaxAttention
-from kernels.ragged import MIX, Bucket, Chunk, World, random_chunks
+from kernels.ragged import CPU_KERNELS, MIX, NATIVE, Bucket, Chunk, World, random_chunks
 
 
 def check(world: World, chunks: list[Chunk], bucket: Bucket, window: int | None) -> None:
@@ -16,12 +18,13 @@ def check(world: World, chunks: list[Chunk], bucket: Bucket, window: int | None)
     np.testing.assert_allclose(out, world.expected(chunks, window), atol=3e-6)
 
 
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize(
     ("dtype", "window"),
     [*((jnp.float32, window) for window in (None, 1, 64, 65)), *((jnp.bfloat16, window) for window in (None, 5))],
 )
-def test_random_mixes_of_decodes_and_chunks(dtype: jnp.dtype, window: int | None) -> None:
-    world = World.make(dtype)
+def test_random_mixes_of_decodes_and_chunks(dtype: jnp.dtype, window: int | None, kernel: type[Any]) -> None:
+    world = World.make(dtype, kernel=kernel)
     rng = np.random.default_rng(1)
     check(world, MIX, (64, 8), window)
     for _ in range(12):
@@ -32,23 +35,28 @@ def test_random_mixes_of_decodes_and_chunks(dtype: jnp.dtype, window: int | None
     check(world, decodes[2:5], (8, 8), window)
 
 
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (8, 1)])
-def test_shapes_of_heads(heads: tuple[int, int]) -> None:
-    world = World.make(jnp.float32, heads=heads)
+def test_shapes_of_heads(heads: tuple[int, int], kernel: type[Any]) -> None:
+    world = World.make(jnp.float32, heads=heads, kernel=kernel)
     check(world, MIX, (64, 8), None)
     check(world, [(s, before, 1) for s, before in enumerate((0, 15, 16, 63, 64, 159))], (8, 8), 65)
 
 
-@pytest.mark.parametrize("page_size", [8, 64])
-def test_page_sizes(page_size: int) -> None:
-    check(World.make(jnp.float32, page_size=page_size), MIX, (64, 8), 65)
+@pytest.mark.parametrize(
+    ("kernel", "page_size"),
+    [(JaxAttention, 8), (JaxAttention, 64), *(pytest.param(*NATIVE.values, n, marks=NATIVE.marks) for n in (32, 64))],
+)
+def test_page_sizes(kernel: type[Any], page_size: int) -> None:
+    check(World.make(jnp.float32, page_size=page_size, kernel=kernel), MIX, (64, 8), 65)
 
 
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("edge", [8, 16, 64, 128])
-def test_lengths_around_each_boundary(edge: int) -> None:
+def test_lengths_around_each_boundary(edge: int, kernel: type[Any]) -> None:
     """Pages of 16, tiles of 64, blocks of 8: contexts and chunks that end just before, at and just behind each."""
     assert (KEY_TILE, QUERY_BLOCK) == (64, 8)
-    world = World.make(jnp.float32)
+    world = World.make(jnp.float32, kernel=kernel)
     for before in (edge - 1, edge, edge + 1):
         check(world, [(s, max(before - s, 0), 1) for s in range(8)], (8, 8), None)
         for count in (7, 8, 9, 16):
@@ -58,35 +66,40 @@ def test_lengths_around_each_boundary(edge: int) -> None:
             check(world, [(5, 0, count)], (64, 8), None)
 
 
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("bucket", [(8, 8), (8, 1), (16, 2), (72, 64)])
-def test_small_steps_in_any_bucket(bucket: Bucket) -> None:
-    world = World.make(jnp.float32)
+def test_small_steps_in_any_bucket(bucket: Bucket, kernel: type[Any]) -> None:
+    world = World.make(jnp.float32, kernel=kernel)
     check(world, [(1, 100, 8)], bucket, None)
     if bucket[1] > 1:
         check(world, [(2, 150, 1), (1, 90, 7)], bucket, None)
         check(world, [(2, 150, 1), (1, 90, 1)], bucket, 64)
 
 
-def test_a_context_that_fills_the_table_to_its_end() -> None:
-    world = World.make(jnp.float32, length=144)  # nine pages: the last tile is a quarter full
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_a_context_that_fills_the_table_to_its_end(kernel: type[Any]) -> None:
+    world = World.make(jnp.float32, length=144, kernel=kernel)  # nine pages: the last tile is a quarter full
     check(world, [(0, 143, 1), (1, 128, 16)], (64, 8), None)
     check(world, [(s, 143, 1) for s in range(8)], (8, 8), None)
 
 
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize(("dtype", "bucket"), [(jnp.float32, (72, 64)), (jnp.bfloat16, (64, 8))])
-def test_fault_11_padding_writes_nowhere_and_tokens_only_their_own_places(dtype: jnp.dtype, bucket: Bucket) -> None:
-    world = World.make(dtype)
+def test_fault_11_padding_writes_nowhere_and_tokens_only_their_own_places(
+    dtype: jnp.dtype, bucket: Bucket, kernel: type[Any]
+) -> None:
+    world = World.make(dtype, kernel=kernel)
     last = int(np.flatnonzero((world.table == world.num_pages - 1).any(-1))[0])  # the owner of the last physical page
     chunks = [(s, before, count) for s, before, count in MIX if s != last]
-    before = world.pool({s: n for s, n, _ in chunks}).reshape(world.num_pages * world.page_size, -1)
+    before = world.rows(world.pool({s: n for s, n, _ in chunks}))
     _, after = world.attend(chunks, bucket, None)
-    after = after.reshape(before.shape)
+    after = world.rows(after)
 
     own = np.zeros(len(before), bool)
     for sequence, start, count in chunks:
         places = world.places(sequence)[start : start + count]
         own[places] = True
-        written = world.kv[sequence, start : start + count].astype(dtype).reshape(count, -1)
+        written = world.kv[sequence, start : start + count].astype(dtype).reshape(count, *after.shape[1:])
         np.testing.assert_array_equal(after[places], written.view(before.dtype))
     assert own.sum() == sum(count for _, _, count in chunks)
     assert not own[-world.page_size :].any()
@@ -94,8 +107,9 @@ def test_fault_11_padding_writes_nowhere_and_tokens_only_their_own_places(dtype:
     np.testing.assert_array_equal(after[~own].view(bits), before[~own].view(bits))
 
 
-def test_a_step_of_padding_alone_changes_nothing() -> None:
-    world = World.make(jnp.float32)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_a_step_of_padding_alone_changes_nothing(kernel: type[Any]) -> None:
+    world = World.make(jnp.float32, kernel=kernel)
     out, after = world.attend([], (64, 8), None)
     assert len(out) == 0
     assert np.isnan(after).all()

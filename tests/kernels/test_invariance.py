@@ -10,7 +10,7 @@ import pytest
 
 from headrace.kernels.gpu_attention import GpuAttention
 from headrace.kernels.jax_attention import JaxAttention
-from kernels.ragged import MIX, Bucket, Chunk, World, random_chunks
+from kernels.ragged import MIX, NATIVE, Bucket, Chunk, World, random_chunks
 
 
 def token_bits(world: World, chunks: list[Chunk], bucket: Bucket, window: int | None) -> dict[tuple[int, int], bytes]:
@@ -29,6 +29,15 @@ def token_bits(world: World, chunks: list[Chunk], bucket: Bucket, window: int | 
         (JaxAttention, jnp.float32, (4, 1), 256, 65),
         (JaxAttention, jnp.bfloat16, (9, 3), 64, None),
         (GpuAttention, jnp.bfloat16, (9, 3), 64, 65),  # in the interpreter
+        *(
+            pytest.param(*NATIVE.values, *shape, marks=NATIVE.marks)
+            for shape in (
+                (jnp.float32, (5, 1), 12, None),
+                (jnp.float32, (4, 1), 256, 65),
+                (jnp.bfloat16, (4, 4), 80, 17),
+                (jnp.bfloat16, (9, 3), 64, None),
+            )
+        ),
     ],
 )
 def test_a_token_has_the_same_bits_in_any_batch(

@@ -15,20 +15,22 @@ import pytest
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+from headrace import native
 from headrace.errors import ConfigError
 from headrace.kernels.attention import AttentionKernel, attention_for, page_bytes
 from headrace.kernels.gpu_attention import GpuAttention
 from headrace.kernels.jax_attention import JaxAttention
+from headrace.kernels.native_attention import NativeAttention
 from headrace.kernels.tpu_attention import TpuAttention
-from kernels.ragged import SCALE, Bucket, Chunk, World
+from kernels.ragged import NATIVE, SCALE, Bucket, Chunk, World
 
 PAGE = 64
 BUCKET = (72, 8)
 
 
 def tolerance(kernel: AttentionKernel) -> float:
-    """Plain JAX computes in float32 throughout; the others round queries, and the GPU weights, to the pages' dtype."""
-    return 3e-2 if kernel.dtype == jnp.bfloat16 and not isinstance(kernel, JaxAttention) else 3e-6
+    """On a CPU all is computed in float32; the others round queries, and the GPU weights, to the pages' dtype."""
+    return 3e-2 if kernel.dtype == jnp.bfloat16 and not isinstance(kernel, JaxAttention | NativeAttention) else 3e-6
 
 
 def check(world: World, chunks: list[Chunk], bucket: Bucket, window: int | None = None) -> None:
@@ -36,8 +38,8 @@ def check(world: World, chunks: list[Chunk], bucket: Bucket, window: int | None 
     out, after = world.attend(chunks, bucket, window)
     if chunks:
         np.testing.assert_allclose(out, world.expected(chunks, window), atol=tolerance(world.kernel))
-    after = after.reshape(world.num_pages * world.page_size, *after.shape[2:])
-    expected = world.pool({s: before for s, before, _ in chunks}).reshape(after.shape)
+    after = world.rows(after)
+    expected = world.rows(world.pool({s: before for s, before, _ in chunks}))
     for sequence, before, count in chunks:
         rows = world.stored(world.kv[sequence, before : before + count], after.shape[1:])
         expected[world.places(sequence)[before : before + count]] = rows.astype(world.dtype).view(after.dtype)
@@ -62,7 +64,7 @@ def boundaries(kernel: type[Any], window: int | None) -> None:
         check(world, [(last, first + start, count)], BUCKET, window)
 
 
-@pytest.mark.parametrize("kernel", [JaxAttention, GpuAttention])
+@pytest.mark.parametrize("kernel", [JaxAttention, GpuAttention, NATIVE])
 @pytest.mark.parametrize("window", [None, PAGE])
 def test_x8_v3_written_inside_the_call(kernel: type[Any], window: int | None) -> None:
     boundaries(kernel, window)
@@ -134,14 +136,24 @@ def test_the_kernel_of_a_platform_lowers_for_it(
     assert text.count({"gpu": "xla.gpu.triton", "tpu": "tpu_custom_call"}[platform]) >= 1
 
 
-def test_each_platform_has_its_kernel_and_plain_jax_runs_on_all() -> None:
-    assert isinstance(attention_for(jnp.float32, "cpu"), JaxAttention)
+def test_each_platform_has_its_kernel_and_plain_jax_runs_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(attention_for(jnp.float32, "cpu"), NativeAttention if native.available() else JaxAttention)
+    assert isinstance(attention_for(jnp.float32, "cpu", page_size=8), JaxAttention)
+    assert isinstance(attention_for(jnp.float32, "cpu", devices=2), JaxAttention)
     assert isinstance(attention_for(jnp.float32, "gpu"), GpuAttention)
     assert isinstance(attention_for(jnp.float32, "tpu", "pallas"), TpuAttention)
     for platform in ("cpu", "gpu", "tpu"):
         assert isinstance(attention_for(jnp.float32, platform, "jax"), JaxAttention)
     with pytest.raises(ConfigError, match="attention: there is no Pallas kernel for cpu; give auto or jax"):
         attention_for(jnp.float32, "cpu", "pallas")
+    with pytest.raises(ConfigError, match="attention: the native kernel is for a CPU, not a gpu; give auto or jax"):
+        attention_for(jnp.float32, "gpu", "native")
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "available", lambda: False)
+        patch.setattr(native, "reason", lambda: "native CPU kernels were not built")
+        assert isinstance(attention_for(jnp.float32, "cpu"), JaxAttention)
+        with pytest.raises(ConfigError, match="attention: native CPU kernels were not built; give auto or jax"):
+            attention_for(jnp.float32, "cpu", "native")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +173,7 @@ def test_each_platform_has_its_kernel_and_plain_jax_runs_on_all() -> None:
 def test_the_pool_is_laid_out_as_the_kernel_wants_it(
     platform: str, dtype: jnp.dtype, heads: int, dim: int, shape: tuple[int, int], storage: str
 ) -> None:
-    kernel = attention_for(dtype, platform)
+    kernel = attention_for(dtype, platform, "jax" if platform == "cpu" else "auto")
     pages = kernel.make_pages(3, 16, heads, dim)
     assert pages.shape == (3, 16, *shape)
     assert pages.dtype == storage

@@ -28,15 +28,15 @@ JAX = JaxAttention(jnp.dtype(jnp.float32))
 
 
 @cache
-def checkpoint(name: str) -> tuple[Checkpoint, DecoderWeights]:
+def checkpoint(name: str, native: bool = False) -> tuple[Checkpoint, DecoderWeights]:
     """A golden set opened and loaded in float32."""
-    return load(golden.ROOT / name)
+    return load(golden.ROOT / name, native)
 
 
-def load(path: Path) -> tuple[Checkpoint, DecoderWeights]:
+def load(path: Path, native: bool = False) -> tuple[Checkpoint, DecoderWeights]:
     """A model on disk opened and loaded in float32."""
     opened = open_checkpoint(path)
-    return opened, load_weights(opened, jnp.dtype(jnp.float32))
+    return opened, load_weights(opened, jnp.dtype(jnp.float32), native=native)
 
 
 def all_logits(

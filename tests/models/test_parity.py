@@ -12,20 +12,26 @@ import pytest
 
 import golden
 from headrace.kernels.gpu_attention import GpuAttention
+from headrace.kernels.native_attention import NativeAttention
 from headrace.kernels.tpu_attention import TpuAttention
 from headrace.models.registry import family_of_config
+from headrace.native import available
 from kernels.interpret import interpreted
-from models.runs import all_logits, checkpoint, scaled
+from models.runs import JAX, all_logits, checkpoint, scaled
 
 LEGACY = [name for name in golden.names() if (golden.ROOT / name / "config_legacy.json").exists()]
 
 
+@pytest.mark.parametrize("native", [False, True], ids=["jax", "native"])
 @pytest.mark.parametrize("name", golden.names())
-def test_logits_at_every_position_and_the_tokens_that_follow(name: str) -> None:
-    data, (opened, weights) = golden.load(name), checkpoint(name)
+def test_logits_at_every_position_and_the_tokens_that_follow(name: str, native: bool) -> None:
+    if native and not available():
+        pytest.skip("the native kernels are absent")
+    data, (opened, weights) = golden.load(name), checkpoint(name, native)
+    kernel = NativeAttention(jnp.dtype(jnp.float32)) if native else JAX
     lens = [len(prompt) for prompt in data.prompts]
     sequences = [[*prompt, *more] for prompt, more in zip(data.prompts, data.continuations, strict=True)]
-    for i, logits in enumerate(all_logits(opened.spec, weights, sequences, lens)):
+    for i, logits in enumerate(all_logits(opened.spec, weights, sequences, lens, kernel)):
         tolerance = scaled(data.logits[i])
         np.testing.assert_allclose(logits[: lens[i]], data.logits[i], rtol=0, atol=tolerance)
         # The rows that the continuation was taken from: from the last of the prompt to the last but one.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.benchmark.memory import peak_memory
 from headrace.benchmark.workload import Load, greedy, load_for, random_prompts
 from headrace.errors import ConfigError
 from headrace.execution.compiled import compilations
@@ -44,7 +43,7 @@ def measure(
         "startup_s": round(llm.built.startup_s, 3),
         "variants_compiled": len(llm.engine.manager.buckets),
         "compilations_after_warmup": compilations() - before,
-        "peak_rss_bytes": _peak_rss_bytes(),
+        "peak_rss_bytes": peak_memory(),
         "results": results,
     }
 
@@ -72,11 +71,6 @@ def _run(llm: LLM, prompts: list[list[int]], max_tokens: int) -> float:
     start = time.perf_counter()
     llm.generate(prompts, greedy(max_tokens))
     return time.perf_counter() - start
-
-
-def _peak_rss_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def format_report(report: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ def startup(
     json_file: JsonFile = None,
     engine: dict[str, Any],
 ) -> None:
-    """Seconds from the start of a process until it could serve."""
+    """Seconds from the start of a process to its first token, and its memory."""
     from headrace.benchmark.startup import format_report, measure
     from headrace.weights.sources import resolve
 

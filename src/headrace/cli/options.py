@@ -21,7 +21,7 @@ ENGINE = {
     "page_size": (int, "Tokens per page of the KV cache."),
     "kv_cache_bytes": (int, "Memory for the KV cache."),
     "kv_cache_share": (float, "Share of the free memory for the KV cache."),
-    "attention": (str, "auto, jax (plain JAX) or pallas (the platform's own kernel)."),
+    "attention": (str, "auto, jax (plain JAX), pallas (the platform's own kernel) or native (a CPU's own)."),
     "min_input_pad": (int, "Smallest number of requests that a step is compiled for."),
     "num_tokens_paddings": (str, "Token sizes to compile, as in 64,256,512."),
     "num_reqs_paddings": (str, "Request sizes to compile, as in 8,32."),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -37,8 +39,12 @@ def run_server(model: str, server: dict[str, Any], engine: dict[str, Any]) -> No
     listener = inherited or bind(options)
     if is_supervisor:
         raise typer.Exit(supervise_this_program(listener, options.grace_s))
+    # What serving needs besides is imported while the model loads: half a second. It needs JAX, which a supervisor does
+    # without; and what the model needs comes before, so that two threads never import the same.
+    import_module("headrace.llm")
+    threading.Thread(target=import_module, args=("headrace.server.run",), name="imports", daemon=True).start()
     llm = load(model, {"max_queued_requests": MAX_QUEUED_REQUESTS, **engine}, describe=False)
-    from headrace.server.run import serve  # needs JAX, which a supervisor does without
+    from headrace.server.run import serve
 
     host, port = listener.getsockname()[:2]
     name, base = (options.served_model_names or (model,))[0], _base(host, port)

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from headrace import native
 from headrace.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ConfigError, ModelError
@@ -24,6 +25,7 @@ from headrace.models.sharding import make_mesh
 from headrace.text.tokenizer import Tokenizer
 from headrace.weights.gguf import GGUFFile
 from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
+from headrace.weights.packed import known_blocks, wanted
 from headrace.weights.pull import cache_dir
 from headrace.weights.sources import resolve
 
@@ -81,8 +83,9 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     phases.ends("open")
     tokenizer = _tokenizer(checkpoint)
     phases.ends("tokenizer")
-    config = config.resolve(checkpoint.spec)
     mesh = make_mesh(config.data_parallel, config.tensor_parallel)
+    known = checkpoint.is_gguf and known_blocks(info.dtype for info in checkpoint.file.tensors.values())
+    config = config.resolve(checkpoint.spec, keep_blocks=known and wanted(mesh))
     if leader is not None:
         leader.tell_options({**asdict(config), "fingerprint": _fingerprint(checkpoint, tokenizer)})
     manager = _manager(config, checkpoint, tokenizer, mesh, leader, phases, progress)
@@ -128,6 +131,8 @@ def _manager(
 ) -> ExecutionManager:
     """A compiled manager."""
     assert config.max_model_len is not None
+    if mesh is None and jax.default_backend() == "cpu" and not native.available():
+        log.warning("%s", native.reason())
     options = ExecutionOptions(
         dtype=config.jax_dtype,
         num_pages=config.num_pages(checkpoint.spec),
@@ -146,7 +151,9 @@ def _manager(
         saved_steps=use_compilation_cache(),
         debug=config.debug,
     )
-    weights = load_weights(checkpoint, config.jax_dtype, config.weights_dtype, mesh, progress=progress)
+    weights = load_weights(
+        checkpoint, config.jax_dtype, config.weights_dtype, mesh, native=wanted(mesh), progress=progress
+    )
     phases.ends("weights")
     manager = ExecutionManager(checkpoint.spec, weights, options, mesh, group)
     phases.ends("state")

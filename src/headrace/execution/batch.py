@@ -58,6 +58,7 @@ class BatchLayout:
         yield "page_updates", (self.num_updates, 3), np.int32  # padding: a slot out of range
         yield "num_requests", (1,), np.int32
         yield "num_decodes", (1,), np.int32
+        yield "num_logits", (1,), np.int32  # logits rows that are not padding
 
     @property
     def size(self) -> int:
@@ -125,6 +126,7 @@ class HostBatch:
 
     def _fill_logits_rows(self, step: ScheduledStep, table: SequenceTable, ends: np.ndarray) -> None:
         counts, total = step.num_logits, step.total_logits
+        self._views["num_logits"][0] = total
         rows = self._arange[: len(counts)]
         if total > len(counts):
             rows = rows.repeat(counts)

@@ -12,17 +12,27 @@ SMALLEST_DECODE = 8  # matrix products of fewer rows are slower and differ in th
 SMALLEST_MIXED = 128  # a step with prefill of fewer tokens gains little by being smaller still
 
 
-def request_buckets(min_input_pad: int, max_num_reqs: int) -> list[int]:
-    """`min_input_pad`, then powers of two, up to `max_num_reqs`, which is always the last bucket."""
+def request_buckets(min_input_pad: int, max_num_reqs: int, *, skips_padding: bool = False) -> list[int]:
+    """`min_input_pad`, then powers of two, up to `max_num_reqs`, which is always the last bucket.
+
+    Args:
+        skips_padding: only sampling takes longer for padding; then powers of four do.
+    """
     buckets, size = [], min_input_pad
     while size < max_num_reqs:
         buckets.append(size)
-        size = 1 << size.bit_length()
+        size = 1 << size.bit_length() + skips_padding
     return [*buckets, max_num_reqs]
 
 
-def token_buckets(max_num_reqs: int, max_num_tokens: int) -> list[int]:
-    """Sizes for steps that hold prefill: powers of two from `SMALLEST_MIXED`, up to `max_num_tokens` itself."""
+def token_buckets(max_num_reqs: int, max_num_tokens: int, *, skips_padding: bool = False) -> list[int]:
+    """Sizes for steps that hold prefill: powers of two from `SMALLEST_MIXED`, up to `max_num_tokens` itself.
+
+    Args:
+        skips_padding: a step takes no longer for tokens that are padding; then one size does.
+    """
+    if skips_padding:
+        return [max_num_tokens]
     buckets, size = [], SMALLEST_MIXED
     while size < max_num_tokens:
         if size > max_num_reqs:

@@ -20,6 +20,8 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from headrace import native
+
 log = logging.getLogger(__name__)
 
 _TRACED = ("execution", "kernels", "layers", "models", "sampling")
@@ -107,17 +109,22 @@ def fingerprint(*static: Any, forms: Any) -> str:
     """
     leaves = jax.tree_util.tree_leaves_with_path(forms)
     described = [(jax.tree_util.keystr(path), x.shape, str(x.dtype), x.weak_type, x.sharding) for path, x in leaves]
-    return hashlib.sha256(repr((_surroundings(), static, described)).encode()).hexdigest()
+    tree = str(jax.tree.structure(forms))  # with what is static in it
+    return hashlib.sha256(repr((_surroundings(), static, described, tree)).encode()).hexdigest()
 
 
 def _surroundings() -> Any:
-    """This code, the libraries, their settings and the devices."""
+    """This code, the libraries, their settings and the devices.
+
+    A saved step calls native kernels by name. Asking for their digest also registers them, before any step is loaded.
+    """
     settings = sorted((name, repr(value)) for name, value in jax.config.values.items() if "cache" not in name)
     devices = [(d.platform, d.device_kind, d.id, d.process_index) for d in jax.devices()]
     flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
     # XLA:CPU divides its work by the cores it finds.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores, _source_digest(), [version(p) for p in ("jax", "jaxlib", "numpy")], settings, flags, devices
+    libraries = [native.digest(), *(version(p) for p in ("jax", "jaxlib", "numpy"))]
+    return cores, _source_digest(), libraries, settings, flags, devices
 
 
 @cache

@@ -37,7 +37,7 @@ class StepResult:
             for; see `logprobs.scores`.
         prompt_scores: [tokens, score_columns(max_logprobs)] int32, the same of the prompt token after each token;
             [0, …] in a step that cannot score prompts.
-        logits: [logits rows, vocab] float32, as the model gives them.
+        logits: [logits rows, vocab] float32, as the model gives them; of padding they have no meaning.
         hidden: [logits rows, hidden] float32, the last hidden states behind those logits.
         token_hidden: [tokens, hidden] float32, those of all tokens of the step.
     """
@@ -100,7 +100,7 @@ def fused_step(
 
     last_hidden = hidden[batch["logits_indices"]]
     logits_of = partial(_logits, spec, weights, options.vocab_limit)
-    logits = logits_of(last_hidden)
+    logits = logits_of(last_hidden, batch["num_logits"])
     samples, slots = batch["samples"] > 0, batch["slots"][batch["logits_rows"]]
     with jax.named_scope("sample"):
         histories = page_tokens, page_table.at[slots].get(mode="clip")
@@ -120,8 +120,10 @@ def fused_step(
     return DeviceState(pages, page_table, page_tokens, last_tokens), result
 
 
-def _logits(spec: DecoderSpec, weights: DecoderWeights, vocab_limit: int, hidden: jax.Array) -> jax.Array:
-    logits = decoder.logits(spec, weights, hidden)
+def _logits(
+    spec: DecoderSpec, weights: DecoderWeights, vocab_limit: int, hidden: jax.Array, num_rows: jax.Array | None = None
+) -> jax.Array:
+    logits = decoder.logits(spec, weights, hidden, num_rows)
     if vocab_limit < logits.shape[1]:
         logits = jnp.where(jnp.arange(logits.shape[1]) < vocab_limit, logits, -jnp.inf)
     return logits

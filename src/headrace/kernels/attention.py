@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from headrace.errors import ConfigError
 
-AttentionChoice = Literal["auto", "jax", "pallas"]
+AttentionChoice = Literal["auto", "jax", "pallas", "native"]
 
 
 @jax.tree_util.register_dataclass
@@ -54,7 +54,8 @@ class AttentionKernel(Protocol):
     def make_pages(self, num_pages: int, page_size: int, kv_heads: int, head_dim: int) -> jax.Array:
         """The empty pool of one layer, [pages, page_size, 2 * kv_heads, head_dim], in the kernel's storage dtype.
 
-        The heads alternate key, value, key, value. A kernel may ask for more heads, or wider ones, than the model has.
+        The heads alternate key, value, key, value. A kernel may ask for more heads, or wider ones, than the model has,
+        and may order what is in a page in its own way; the first axis is always the pages.
         """
         ...
 
@@ -86,18 +87,30 @@ class AttentionKernel(Protocol):
         ...
 
 
-def attention_for(dtype: jnp.dtype, platform: str, choice: AttentionChoice = "auto") -> AttentionKernel:
+def attention_for(
+    dtype: jnp.dtype, platform: str, choice: AttentionChoice = "auto", *, page_size: int = 16, devices: int = 1
+) -> AttentionKernel:
     """The kernel for an element type of keys and values.
 
     Args:
         platform: "cpu", "gpu" or "tpu", as `jax.default_backend` has it.
-        choice: "jax" is plain JAX, which runs everywhere; "pallas" the platform's own kernel; "auto" that if there is
-            one.
+        choice: "jax" is plain JAX, which runs everywhere; "pallas" the platform's own kernel; "native" the compiled one
+            for a CPU; "auto" what the platform has of the two, else plain JAX.
+        page_size: tokens per page; the native kernel takes multiples of 16.
+        devices: over how many devices a step is divided; the native kernel is for one.
 
     Raises:
-        ConfigError: "pallas" on a platform without a kernel of its own.
+        ConfigError: "pallas" or "native" where there is no such kernel.
     """
     dtype = jnp.dtype(dtype)
+    if choice == "native" or (choice == "auto" and platform == "cpu"):
+        from headrace.kernels.native_attention import NativeAttention, why_not
+
+        reason = why_not(dtype, platform, page_size, devices)
+        if reason is None:
+            return NativeAttention(dtype)
+        if choice == "native":
+            raise ConfigError(f"attention: {reason}; give auto or jax")
     if choice != "jax" and platform == "tpu":
         from headrace.kernels.tpu_attention import TpuAttention
 

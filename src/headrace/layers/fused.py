@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -30,8 +31,9 @@ class FusedWeight:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     def matmul(self, x: jax.Array) -> jax.Array:
-        results = [
-            part.matmul(x).reshape(len(x), -1, count, self.size)
-            for part, count in zip(self.parts, self.counts, strict=True)
-        ]
-        return jnp.concatenate(results, axis=2).reshape(len(x), -1)
+        return self.joined([part.matmul(x) for part in self.parts])
+
+    def joined(self, products: Sequence[jax.Array]) -> jax.Array:
+        """Products of one input with each part, side by side as the output has them."""
+        runs = [y.reshape(len(y), -1, count, self.size) for y, count in zip(products, self.counts, strict=True)]
+        return jnp.concatenate(runs, axis=2).reshape(len(runs[0]), -1)

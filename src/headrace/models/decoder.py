@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from headrace.kernels.attention import AttentionKernel, RaggedBatch
-from headrace.layers.linear import linear
+from headrace.kernels.native_attention import NativeAttention
 from headrace.layers.norm import rms_norm
-from headrace.layers.parallel import gather_columns, lookup, sum_over
+from headrace.layers.parallel import gather_columns
+from headrace.layers.product import embed, product
 from headrace.layers.rope import apply_rope, rope_cos_sin
-from headrace.models.spec import Activation, DecoderSpec
+from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights
 
 
@@ -40,7 +41,8 @@ def decode(
         without meaning.
     """
     with jax.named_scope("embed"):
-        x = lookup(weights.embedding, tokens, spec.vocab_size, spec.vocab_shards)
+        num_rows = batch.query_start[-1:]
+        x = embed(weights.embedding, tokens, num_rows, spec.vocab_size, spec.vocab_shards)
         if spec.embedding_scale != 1.0:
             # The reference multiplies by the scale rounded to the weights' dtype.
             x = x * jnp.asarray(spec.embedding_scale, weights.embedding.dtype).astype(jnp.float32)
@@ -55,15 +57,23 @@ def decode(
     prepared = {window: attention.prepare(batch, window) for window in {kind.window for kind in spec.layers}}
     new_pages = []
     for kind, layer_weights, layer_pages in zip(spec.layers, weights.layers, pages, strict=True):
-        x, layer_pages = layer(layer_weights, layer_pages, x, rotations[kind.rope], prepared[kind.window])
+        x, layer_pages = layer(layer_weights, layer_pages, x, num_rows, rotations[kind.rope], prepared[kind.window])
         new_pages.append(layer_pages)
     return rms_norm(x, weights.final_norm, spec.norm_eps), tuple(new_pages)
 
 
-def logits(spec: DecoderSpec, weights: DecoderWeights, hidden: jax.Array) -> jax.Array:
-    """hidden [rows, hidden] after the final norm -> logits [rows, vocab] float32."""
+def logits(
+    spec: DecoderSpec, weights: DecoderWeights, hidden: jax.Array, num_rows: jax.Array | None = None
+) -> jax.Array:
+    """hidden [rows, hidden] after the final norm -> logits [rows, vocab] float32.
+
+    Args:
+        num_rows: [1] int32, rows that are not padding, whose logits have no meaning; None is all.
+    """
     with jax.named_scope("head"):
-        own = linear(hidden, weights.embedding if weights.head is None else weights.head)
+        if num_rows is None:
+            num_rows = jnp.full(1, hidden.shape[0], jnp.int32)
+        own = product(hidden, weights.embedding if weights.head is None else weights.head, num_rows)
         return gather_columns(own, spec.vocab_shards)
 
 
@@ -73,41 +83,48 @@ def _layer(
     w: LayerWeights,
     pages: jax.Array,
     x: jax.Array,
+    num_rows: jax.Array,
     rotation: tuple[jax.Array, jax.Array],
     prepared: Any,
 ) -> tuple[jax.Array, jax.Array]:
+    mul = partial(product, num_rows=num_rows, eps=spec.norm_eps)
     with jax.named_scope("attention"):
-        h = rms_norm(x, w.attn_norm, spec.norm_eps)
-        q, kv = _project_qkv(spec, w, h, rotation)
-        h, pages = attention.attend(q, kv, pages, prepared, scale=spec.attention_scale)
-        h = sum_over(linear(h.reshape(h.shape[0], -1), w.o), spec.shards)
-        if w.o_bias is not None:
-            h = h + w.o_bias
-        if w.post_attn_norm is not None:
-            h = rms_norm(h, w.post_attn_norm, spec.norm_eps)
-        x = x + h
+        qkv = mul(x, w.qkv, norm=w.attn_norm, bias=w.qkv_bias)
+        h, pages = _attend(spec, attention, w, qkv, pages, rotation, prepared)
+        x = mul(h, w.o, bias=w.o_bias, post_norm=w.post_attn_norm, residual=x, shards=spec.shards)
     with jax.named_scope("mlp"):
-        h = rms_norm(x, w.mlp_norm, spec.norm_eps)
-        gate, up = jnp.split(linear(h, w.gate_up), 2, axis=-1)
-        h = sum_over(linear(_activate(spec.activation, gate) * up, w.down), spec.shards)
-        if w.post_mlp_norm is not None:
-            h = rms_norm(h, w.post_mlp_norm, spec.norm_eps)
-        return x + h, pages
+        h = mul(x, w.gate_up, norm=w.mlp_norm, gate=spec.activation)
+        return mul(h, w.down, post_norm=w.post_mlp_norm, residual=x, shards=spec.shards), pages
 
 
-def _project_qkv(
-    spec: DecoderSpec, w: LayerWeights, h: jax.Array, rotation: tuple[jax.Array, jax.Array]
+def _attend(
+    spec: DecoderSpec,
+    attention: AttentionKernel,
+    w: LayerWeights,
+    qkv: jax.Array,
+    pages: jax.Array,
+    rotation: tuple[jax.Array, jax.Array],
+    prepared: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """h [tokens, hidden] -> q [tokens, heads, head_dim] and kv [tokens, kv_heads, 2, head_dim], both float32."""
-    tokens, kv_heads, group, dim = h.shape[0], spec.num_kv_heads, spec.queries_per_kv, spec.head_dim
-    grouped = linear(h, w.qkv, w.qkv_bias).reshape(tokens, kv_heads, group + 2, dim)
+    """qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> [tokens, heads * head_dim] float32, and the new pages."""
+    if isinstance(attention, NativeAttention):
+        sizes: Any = {"kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
+        scale, eps = spec.attention_scale, spec.norm_eps
+        return attention.attend_qkv(qkv, rotation, w.q_norm, w.k_norm, pages, prepared, scale=scale, eps=eps, **sizes)
+    q, kv = _split_qkv(spec, w, qkv, rotation)
+    h, pages = attention.attend(q, kv, pages, prepared, scale=spec.attention_scale)
+    return h.reshape(h.shape[0], -1), pages
+
+
+def _split_qkv(
+    spec: DecoderSpec, w: LayerWeights, qkv: jax.Array, rotation: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """q [tokens, heads, head_dim] and kv [tokens, kv_heads, 2, head_dim], both float32 and rotated."""
+    tokens, kv_heads, group, dim = qkv.shape[0], spec.num_kv_heads, spec.queries_per_kv, spec.head_dim
+    grouped = qkv.reshape(tokens, kv_heads, group + 2, dim)
     q = grouped[:, :, :group].reshape(tokens, kv_heads * group, dim)
     k, v = grouped[:, :, group], grouped[:, :, group + 1]
     if w.q_norm is not None and w.k_norm is not None:
         q, k = rms_norm(q, w.q_norm, spec.norm_eps), rms_norm(k, w.k_norm, spec.norm_eps)
     q, k = apply_rope(q, *rotation), apply_rope(k, *rotation)
     return q, jnp.stack([k, v], axis=2)
-
-
-def _activate(activation: Activation, x: jax.Array) -> jax.Array:
-    return jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from headrace.layers.blocks import BlockWeight
 from headrace.layers.fused import FusedWeight
 from headrace.layers.int8 import Int8Weight, quantize_rows
 from headrace.layers.linear import DenseWeight, WeightLeaf
+from headrace.layers.native import NativeWeight
 from headrace.layers.rope import inverse_frequencies
 from headrace.models.family import Family, GGUFHeader
 from headrace.models.registry import family_of_config, family_of_gguf
@@ -32,6 +34,7 @@ from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights, Part, WeightDecl, declare
 from headrace.weights.files import TensorFile
 from headrace.weights.gguf import GGUFFile
+from headrace.weights.packed import GROUP, pack_parts, pack_quantized, packable, paired
 from headrace.weights.safetensors import SafetensorsFolder
 
 log = logging.getLogger(__name__)
@@ -117,6 +120,7 @@ def load_weights(
     weights_dtype: str | None = None,
     mesh: Mesh | None = None,
     *,
+    native: bool = False,
     progress: bool = False,
 ) -> DecoderWeights:
     """Reads every declared weight: matrices as leaves of the form asked for, vectors in float32.
@@ -128,6 +132,8 @@ def load_weights(
         dtype: of dense matrices, and of the operands of products with quantised ones.
         weights_dtype: of the matrices: "float32" or "bfloat16", "int8" with a scale per output, or "gguf" for the
             blocks of the file as they are, where what the file has as plain floats is dense. None takes `dtype`.
+        native: pack matrices for the native CPU kernels: all but those in block formats that these do not know, and
+            quantised ones where `dtype` is float32.
 
     Raises:
         ConfigError: "gguf" for a model that is not a GGUF file, or whose blocks the devices of the mesh cannot share;
@@ -146,7 +152,7 @@ def load_weights(
     leaves: dict[tuple[str, int | None], Any] = {}
 
     def read(declaration: WeightDecl) -> Any:
-        leaf = _read(checkpoint, declaration, dtype, weights_dtype)
+        leaf = _read(checkpoint, declaration, dtype, weights_dtype, native)
         spec = partition(declaration.axes, vocab_shards)
         if isinstance(leaf, BlockWeight) and spec[-1] is not None and leaf.blocks_per_row % shards:
             raise ConfigError(
@@ -178,15 +184,65 @@ def _place(array: np.ndarray, mesh: Mesh | None, spec: PartitionSpec) -> jax.Arr
     return placed
 
 
-def _read(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None) -> Any:
+def _read(
+    checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None, native: bool
+) -> Any:
     """A weight in its final form, but of NumPy arrays."""
     if not declaration.is_matrix:
         return _read_plain(checkpoint, declaration, jnp.dtype(jnp.float32))
+    if native:
+        leaf = _read_packed(checkpoint, declaration, dtype, weights_dtype or dtype.name)
+        return paired(leaf) if isinstance(leaf, NativeWeight) and declaration.field == "gate_up" else leaf
+    return _read_unpacked(checkpoint, declaration, dtype, weights_dtype)
+
+
+def _read_unpacked(
+    checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None
+) -> WeightLeaf:
     if weights_dtype == "int8":
         return _read_int8(checkpoint, declaration, dtype)
     if weights_dtype == "gguf":
         return _read_stored(checkpoint, declaration, dtype)
     return DenseWeight(_read_plain(checkpoint, declaration, jnp.dtype(weights_dtype or dtype)))
+
+
+def _read_packed(
+    checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str
+) -> NativeWeight | WeightLeaf:
+    if weights_dtype in ("int8", "gguf") and dtype == jnp.float32:
+        # The kernels round the operands of quantised matrices to 8 bits, which is not what float32 asks for.
+        return _read_unpacked(checkpoint, declaration, dtype, weights_dtype)
+    if weights_dtype == "int8":
+        whole = _read_int8(checkpoint, declaration, dtype)
+        if declaration.shape[1] % GROUP:
+            return whole
+        return pack_quantized(np.asarray(whole.array), np.asarray(whole.scale), _aligned_bytes)
+    stored = weights_dtype == "gguf"
+    dense = dtype if stored else jnp.dtype(weights_dtype)
+    forms, readers = [], []
+    for part in declaration.parts:
+        name = checkpoint.name_of(part, declaration.layer)
+        kind = checkpoint.file.tensors[name].dtype
+        is_block = stored and kind in FORMATS
+        forms.append(kind if is_block else dense.name)
+        readers.append(partial(_part_rows, checkpoint, part, name, None if is_block else dense))
+    if packable(forms, declaration.parts):
+        return pack_parts(forms, declaration.parts, readers, declaration.shape[1], dense, _aligned_bytes)
+    if len(forms) > 1 and all(packable([form], [part]) for form, part in zip(forms, declaration.parts, strict=True)):
+        alone = [_read_packed(checkpoint, _alone(declaration, p), dtype, weights_dtype) for p in declaration.parts]
+        return FusedWeight(tuple(alone), tuple(p.count for p in declaration.parts), declaration.parts[0].view[2])
+    return _read_stored(checkpoint, declaration, dtype)
+
+
+def _part_rows(checkpoint: Checkpoint, part: Part, name: str, dense: jnp.dtype | None) -> np.ndarray:
+    """Rows of a part in the order of the model, as the file stores them or in a plain dtype."""
+    if dense is None:
+        assert isinstance(checkpoint.file, GGUFFile)
+        rows = checkpoint.file.read_stored(name)
+    else:
+        rows = np.empty(part.shape, dense)
+        checkpoint.file.read_into(name, rows)
+    return _half_rotation_order(rows, checkpoint.spec.head_dim) if _is_permuted(checkpoint, part) else rows
 
 
 def _read_plain(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype) -> Any:
@@ -307,6 +363,10 @@ def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype, alignment: int = 64
     raw = np.empty(size + alignment, np.uint8)
     offset = -raw.ctypes.data % alignment
     return raw[offset : offset + size].view(dtype).reshape(shape)
+
+
+def _aligned_bytes(size: int) -> np.ndarray:
+    return _aligned_empty((size,), jnp.dtype(jnp.uint8))
 
 
 def _assemble(

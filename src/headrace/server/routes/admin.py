@@ -16,6 +16,7 @@ from headrace.server.context import Server, server_of
 from headrace.server.errors import APIError, ConflictError
 from headrace.server.sse import answer
 from headrace.weights.load import Checkpoint, load_weights, open_checkpoint
+from headrace.weights.packed import wanted
 from headrace.weights.sources import resolve
 
 router = APIRouter(prefix="/admin", route_class=JSONRoute)
@@ -93,8 +94,9 @@ def _load(engine: Engine, path: str) -> tuple[Checkpoint, DecoderWeights]:
     """Reads a checkpoint in the form of the weights that there are."""
     try:
         checkpoint = open_checkpoint(resolve(path, progress=False))
-        config = engine.config
-        return checkpoint, load_weights(checkpoint, config.jax_dtype, config.weights_dtype, engine.manager.mesh)
+        config, mesh = engine.config, engine.manager.mesh
+        weights = load_weights(checkpoint, config.jax_dtype, config.weights_dtype, mesh, native=wanted(mesh))
+        return checkpoint, weights
     except (ModelError, ConfigError) as error:
         raise _refused(error) from None
 

@@ -1,0 +1,1 @@
+"""Headrace beside its peers: what `bench/compare.py` measures, and how."""

@@ -1,0 +1,23 @@
+// What handlers have in common: XLA's thread pool as a Pool.
+#pragma once
+
+#include <algorithm>
+
+#include "team.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace headrace {
+
+namespace ffi = xla::ffi;
+
+inline Pool pool_of(ffi::ThreadPool& threads) {
+  // XLA says 0 where it cannot tell.
+  return {std::max(1, int(threads.num_threads())), [&threads](std::function<void()> task) { threads.Schedule(std::move(task)); }};
+}
+
+// An optional array: null where it has no elements.
+template <class Buffer> inline auto* optional(Buffer& buffer) {
+  return buffer.element_count() == 0 ? nullptr : buffer.typed_data();
+}
+
+}  // namespace headrace

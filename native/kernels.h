@@ -1,0 +1,34 @@
+// What each instruction set's translation unit offers, and which of them this machine gets.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_kernel.h"
+#include "matmul.h"
+#include "simd/checksum.h"
+
+namespace headrace {
+
+// One table for each instruction set. All tables give the same bits for the same arguments.
+struct Kernels {
+  const char* name;
+  uint64_t (*checksum)();  // of what its vectors compute from fixed numbers; see simd/checksum.h
+  int (*block_rows)(int64_t row, int64_t count);
+  void (*pack_rows)(const Rows& rows, int64_t row, int R, float* buffer);
+  void (*multiply)(const Product& product, int64_t begin, int64_t end);
+  void (*add_norm)(const float* residual, const float* weight, float eps, int64_t n, float* y, float* buffer);
+  AttentionKernels attention;
+};
+
+// A constant, so that the code of an instruction set does not run by itself on a machine that has not got it.
+template <class V> constexpr Kernels kernels_of() {
+  return {V::kName, checksum<V>, block_rows<V>, pack_rows<V>, multiply<V>, add_norm<V>, Attention<V>::table()};
+}
+
+// In isa/, one file each; which of them there are depends on the processor and the compiler.
+extern const Kernels kScalarKernels, kAvx2Kernels, kAvx512Kernels, kNeonKernels;
+
+// The best table that this machine can run, or the one that was chosen before; see dispatch.h.
+const Kernels& kernels();
+
+}  // namespace headrace

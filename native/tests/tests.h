@@ -1,0 +1,20 @@
+// The parts of the test program. Each gives the number of failures, which it has told of.
+#pragma once
+
+namespace headrace {
+struct Kernels;
+}
+
+namespace headrace::test {
+
+// Vector operations against plain C++; there is one for each instruction set that the compiler knows.
+int check_scalar(long cases);
+int check_avx2(long cases);
+int check_avx512(long cases);
+int check_neon(long cases);
+
+int check_matmul(const Kernels& kernels, long shapes);     // against plain C++ bit for bit, and against float64
+int check_attention(const Kernels& kernels, long shapes);  // against plain C++ bit for bit, on one thread and on three
+int check_team(long loops);
+
+}  // namespace headrace::test
