@@ -24,7 +24,9 @@ built = pytest.mark.skipif(not LIBRARY.exists(), reason="the native kernels are 
 def run(code: str, isa: str | None = None, path: Path = ROOT / "src") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     environment |= {"PYTHONPATH": str(path), "JAX_PLATFORMS": "cpu"} | ({} if isa is None else {VARIABLE: isa})
-    return subprocess.run((sys.executable, "-c", code), env=environment, capture_output=True, text=True)
+    # An editable installation's finder would come before the path; the interpreter's own are classes.
+    plain = "import sys; sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]\n"
+    return subprocess.run((sys.executable, "-c", plain + code), env=environment, capture_output=True, text=True)
 
 
 def told(isa: str | None = None, path: Path = ROOT / "src") -> list[str]:
