@@ -33,8 +33,9 @@ struct Team {
   std::atomic<int> helpers{0};
   const std::function<void(int64_t)>* body = nullptr;
 
-  // Does one item of the open loop; false if there is none left.
-  bool do_one() {
+  // Does one item of the open loop; false if there is none left. A body that throws ends the process: others may be at work
+  // for the same caller, who must not leave.
+  bool do_one() noexcept {
     uint64_t seen = ticket.load(std::memory_order_acquire);
     if (item_of(seen) >= count_of(seen)) return false;
     uint64_t own = ticket.fetch_add(1, std::memory_order_acq_rel);

@@ -41,10 +41,11 @@ ffi::Error run(ffi::ThreadPool threads, Floats qkv, Floats cosines, Floats sines
   w.row_slots = row_slots.typed_data(), w.page_table = page_table.typed_data();
   w.pages = static_cast<char*>(new_pages->untyped_data());
   w.out = out->typed_data();
-  attention(w, kernels().attention, pool_of(threads));
-  return ffi::Error::Success();
+  return guarded([&] {
+    attention(w, kernels().attention, pool_of(threads));
+    return ffi::Error::Success();
+  });
 }
-
 
 HEADRACE_TARGET(headrace_attention, run,
                 ffi::Ffi::Bind()

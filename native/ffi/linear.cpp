@@ -58,67 +58,59 @@ const int32_t* table_of(ffi::AnyBuffer data, ffi::Span<const int64_t> runs, int6
 
 const char* const kBadRuns = "headrace: the runs of a packed matrix do not fit its data";
 
-ffi::Error linear_of(ffi::ThreadPool& threads, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer data, ffi::Buffer<ffi::F32> norm,
-                  ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::F32> residual, ffi::Buffer<ffi::F32> post_norm,
-                  ffi::Buffer<ffi::S32> num_rows, ffi::Span<const int64_t> runs, int64_t outputs, int64_t columns,
-                  int64_t activation, float eps, ffi::ResultBuffer<ffi::F32> y) {
-  const Kernels& k = kernels();
-  Pool pool = pool_of(threads);
-  const int32_t* table = table_of(data, runs, outputs, columns, activation != 0);
-  if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
-  int64_t width = activation != 0 ? outputs / 2 : outputs, size = x.dimensions()[0] * width;
-  auto fits = [](const ffi::Buffer<ffi::F32>& b, int64_t count) { return b.element_count() == 0 || int64_t(b.element_count()) == count; };
-  if (x.dimensions().size() != 2 || x.dimensions()[1] != columns || int64_t(y->element_count()) != size ||
-      !fits(norm, columns) || !fits(bias, width) || !fits(residual, size) || !fits(post_norm, width) ||
-      (post_norm.element_count() != 0 && residual.element_count() != size_t(size)))
-    return ffi::Error::InvalidArgument("headrace: the arrays around a product do not fit it");
-  if (!is_dense(int(runs[2])) && columns % kGroup != 0)
-    return ffi::Error::InvalidArgument("headrace: a quantised matrix must have a multiple of 32 columns");
-  Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
-  int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, x.dimensions()[0]);
-  Rows rows{x.typed_data(), count, columns, optional(norm), eps, is_dense(matrix.format(0)), nullptr};
-  struct Packed {};
-  rows.packed = scratch<Packed>(size_t(rows.row_bytes() * count) + 64);
-  pack_all(pool, k, rows);
-  const float *last = optional(post_norm), *added = optional(residual);
-  Product product{matrix, rows, Activation(activation), optional(bias), last == nullptr ? added : nullptr, y->typed_data()};
-  multiply_all(pool, k, product);
-  if (last != nullptr) {
-    int64_t parts = std::min<int64_t>(count, count * width <= kSerialElements ? 1 : pool.num_threads * 4);
-    parallel_for(pool, parts, [&](int64_t i) {
-      struct Row {};
-      float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(width) * 4));
-      for (int64_t r = count * i / parts; r < count * (i + 1) / parts; r++)
-        k.add_norm(added + r * width, last, eps, width, product.y + r * width, buffer);
-    });
-  }
-  return ffi::Error::Success();
-}
-
-// What a call needs may not be there; that is an error of the step, not of the process.
 ffi::Error linear(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer data, ffi::Buffer<ffi::F32> norm,
                   ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::F32> residual, ffi::Buffer<ffi::F32> post_norm,
                   ffi::Buffer<ffi::S32> num_rows, ffi::Span<const int64_t> runs, int64_t outputs, int64_t columns,
                   int64_t activation, float eps, ffi::ResultBuffer<ffi::F32> y) {
-  try {
-    return linear_of(threads, x, data, norm, bias, residual, post_norm, num_rows, runs, outputs, columns, activation, eps, y);
-  } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "headrace: no memory for the activations of a product");
-  }
+  return guarded([&]() -> ffi::Error {
+    const Kernels& k = kernels();
+    Pool pool = pool_of(threads);
+    const int32_t* table = table_of(data, runs, outputs, columns, activation != 0);
+    if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
+    int64_t width = activation != 0 ? outputs / 2 : outputs, size = x.dimensions()[0] * width;
+    auto fits = [](const ffi::Buffer<ffi::F32>& b, int64_t count) { return b.element_count() == 0 || int64_t(b.element_count()) == count; };
+    if (x.dimensions().size() != 2 || x.dimensions()[1] != columns || int64_t(y->element_count()) != size ||
+        !fits(norm, columns) || !fits(bias, width) || !fits(residual, size) || !fits(post_norm, width) ||
+        (post_norm.element_count() != 0 && residual.element_count() != size_t(size)))
+      return ffi::Error::InvalidArgument("headrace: the arrays around a product do not fit it");
+    if (!is_dense(int(runs[2])) && columns % kGroup != 0)
+      return ffi::Error::InvalidArgument("headrace: a quantised matrix must have a multiple of 32 columns");
+    Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
+    int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, x.dimensions()[0]);
+    Rows rows{x.typed_data(), count, columns, optional(norm), eps, is_dense(matrix.format(0)), nullptr};
+    struct Packed {};
+    rows.packed = scratch<Packed>(size_t(rows.row_bytes() * count) + 64);
+    pack_all(pool, k, rows);
+    const float *last = optional(post_norm), *added = optional(residual);
+    Product product{matrix, rows, Activation(activation), optional(bias), last == nullptr ? added : nullptr, y->typed_data()};
+    multiply_all(pool, k, product);
+    if (last != nullptr) {
+      int64_t parts = std::min<int64_t>(count, count * width <= kSerialElements ? 1 : pool.num_threads * 4);
+      parallel_for(pool, parts, [&](int64_t i) {
+        struct Row {};
+        float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(width) * 4));
+        for (int64_t r = count * i / parts; r < count * (i + 1) / parts; r++)
+          k.add_norm(added + r * width, last, eps, width, product.y + r * width, buffer);
+      });
+    }
+    return ffi::Error::Success();
+  });
 }
 
 ffi::Error embed(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, ffi::AnyBuffer data, ffi::Buffer<ffi::S32> num_rows,
                  ffi::Span<const int64_t> runs, int64_t outputs, ffi::ResultBuffer<ffi::F32> y) {
-  int64_t columns = y->dimensions()[1];
-  const int32_t* table = table_of(data, runs, outputs, columns, false);
-  if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
-  Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
-  int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, ids.dimensions()[0]);
-  parallel_for(pool_of(threads), count, [&](int64_t i) {
-    int64_t id = std::clamp<int64_t>(ids.typed_data()[i], 0, outputs - 1);
-    unpack_row(matrix.format(id / kPanel), matrix.panel(id / kPanel), int(id % kPanel), columns, y->typed_data() + i * columns);
+  return guarded([&]() -> ffi::Error {
+    int64_t columns = y->dimensions()[1];
+    const int32_t* table = table_of(data, runs, outputs, columns, false);
+    if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
+    Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
+    int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, ids.dimensions()[0]);
+    parallel_for(pool_of(threads), count, [&](int64_t i) {
+      int64_t id = std::clamp<int64_t>(ids.typed_data()[i], 0, outputs - 1);
+      unpack_row(matrix.format(id / kPanel), matrix.panel(id / kPanel), int(id % kPanel), columns, y->typed_data() + i * columns);
+    });
+    return ffi::Error::Success();
   });
-  return ffi::Error::Success();
 }
 
 }  // namespace

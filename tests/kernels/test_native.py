@@ -149,7 +149,7 @@ def digest_of_cases() -> str:
 
 
 def test_every_instruction_set_gives_the_same_bits() -> None:
-    handle = native.library.handle()
+    handle = native.loader.handle()
     names = handle.headrace_isas().split(b",")
     assert b"scalar" in names
     found = {}

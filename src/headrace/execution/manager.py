@@ -27,7 +27,7 @@ from headrace.execution.buckets import (
     select_bucket,
     token_buckets,
 )
-from headrace.execution.compiled import CacheStats, CompiledSteps, Executable, compilations_in_thread
+from headrace.execution.compiled import OLDER_EMITTERS, CacheStats, CompiledSteps, Executable, compilations_in_thread
 from headrace.execution.constraints import constraint_words, fill_constraints
 from headrace.execution.options import ExecutionOptions
 from headrace.execution.processes import Group
@@ -55,10 +55,6 @@ from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
 log = logging.getLogger(__name__)
-
-# With native kernels what is compiled is sampling. XLA:CPU's older emitters give it the same bits and the same speed
-# in 60 % of the time and with a quarter of the memory; but plain JAX's attention takes them twice as long.
-_FEW_KERNELS = {"xla_cpu_use_fusion_emitters": False}
 
 
 @dataclass(frozen=True)
@@ -403,7 +399,7 @@ class ExecutionManager:
                 return function(*arguments)
 
             step.__name__ = name
-            options = _FEW_KERNELS if self._is_native else None
+            options = OLDER_EMITTERS if self._is_native else None
             return jax.jit(step, donate_argnums=1, compiler_options=options).lower(*forms)
 
         folder = self.options.saved_steps

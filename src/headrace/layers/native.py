@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.native.library import handle
+from headrace.native.loader import handle
 
 PANEL = 16  # outputs packed together
 

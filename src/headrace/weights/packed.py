@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from headrace.layers.block_formats import FORMATS
 from headrace.layers.native import FORMAT_IDS, PANEL, NativeWeight, pack_int8, pack_rows, panel_bytes
 from headrace.models.weights import Part
-from headrace.native.library import available
+from headrace.native.loader import available
 
 _UNIT = 32  # bytes that panels' places are counted in
 GROUP = 32  # inputs that the kernels quantise together

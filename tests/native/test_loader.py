@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.native.library import LIBRARY, VARIABLE
+from headrace.native.loader import LIBRARY, VARIABLE
 
 ROOT = Path(__file__).parents[2]
 TELL = """
