@@ -18,7 +18,7 @@ void pack_all(const Pool& pool, const Kernels& k, const Rows& rows) {
   for (int64_t row = 0; row < rows.count; row += k.block_rows(row, rows.count)) starts.push_back(row);
   auto pack = [&](int64_t i) {
     struct Row {};
-    float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(rows.columns) * 4));
+    float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(pack_buffer(rows.columns)) * 4));
     k.pack_rows(rows, starts[size_t(i)], k.block_rows(starts[size_t(i)], rows.count), buffer);
   };
   if (rows.count * rows.columns <= kSerialElements) {

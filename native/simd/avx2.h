@@ -76,6 +76,7 @@ struct Avx2 {
   static I iand(I a, I b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
   static I imax(I a, I b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
   template <int S> static I shl(I a) { return {_mm256_slli_epi32(a.lo, S), _mm256_slli_epi32(a.hi, S)}; }
+  static I shift_left(I a, I by) { return {_mm256_sllv_epi32(a.lo, by.lo), _mm256_sllv_epi32(a.hi, by.hi)}; }
   static I load_u8(const uint8_t* p) {
     __m128i bytes = half_register(p);
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
@@ -96,6 +97,12 @@ struct Avx2 {
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
     __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+  }
+  static void largest_of(const I (&a)[4], int32_t* out) {
+    for (int i = 0; i < 4; i++) out[i] = largest(a[i]);
+  }
+  static void sum_of(const I (&a)[4], int32_t* out) {
+    for (int i = 0; i < 4; i++) out[i] = sum(a[i]);
   }
 
   static F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }

@@ -56,11 +56,27 @@ struct Avx512 {
   static I iand(I a, I b) { return _mm512_and_si512(a, b); }
   static I imax(I a, I b) { return _mm512_max_epi32(a, b); }
   template <int S> static I shl(I a) { return _mm512_slli_epi32(a, S); }
+  static I shift_left(I a, I by) { return _mm512_sllv_epi32(a, by); }
   static I load_u8(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
   static I load_s8(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 
   static int32_t sum(I a) { return _mm512_reduce_add_epi32(a); }
   static int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
+  // Of each of four vectors, as largest() and sum(): shuffles shared by all.
+  static void largest_of(const I (&a)[4], int32_t* out) {
+    I ab = imax(_mm512_unpacklo_epi32(a[0], a[1]), _mm512_unpackhi_epi32(a[0], a[1]));
+    I cd = imax(_mm512_unpacklo_epi32(a[2], a[3]), _mm512_unpackhi_epi32(a[2], a[3]));
+    I four = imax(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i two = _mm256_max_epi32(_mm512_castsi512_si256(four), _mm512_extracti64x4_epi64(four, 1));
+    _mm_storeu_si128((__m128i*)out, _mm_max_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
+  }
+  static void sum_of(const I (&a)[4], int32_t* out) {
+    I ab = iadd(_mm512_unpacklo_epi32(a[0], a[1]), _mm512_unpackhi_epi32(a[0], a[1]));
+    I cd = iadd(_mm512_unpacklo_epi32(a[2], a[3]), _mm512_unpackhi_epi32(a[2], a[3]));
+    I four = iadd(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(four), _mm512_extracti64x4_epi64(four, 1));
+    _mm_storeu_si128((__m128i*)out, _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1)));
+  }
 
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static I round(F a) { return _mm512_cvtps_epi32(a); }

@@ -45,7 +45,7 @@ template <class V> uint64_t checksum() {
     auto acc = V::iadd(V::round(V::mul(vc, V::set1(0.01f))), V::isub(V::load_u8(bytes), V::load_s8(x)));
     acc = V::dot(acc, V::low_nibbles(packed), x);
     acc = V::dot(acc, V::template add_where<16>(V::high_nibbles(packed), bytes), x + 4);
-    acc = V::dot(acc, packed, x + 8);
+    acc = V::dot(V::shift_left(acc, V::iand(V::load_u8(bytes), V::iset1(15))), packed, x + 8);
     V::istore(ints, V::imax(acc, V::iand(V::bits(va), V::template shl<3>(V::iset1(round)))));
     add(ints, 64);
     const float total = sum_lanes<V>(f);

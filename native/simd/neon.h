@@ -78,6 +78,7 @@ struct Neon {
   static I iand(I a, I b) { HEADRACE_QUARTERS(I, vandq_s32(a.v[i], b.v[i])) }
   static I imax(I a, I b) { HEADRACE_QUARTERS(I, vmaxq_s32(a.v[i], b.v[i])) }
   template <int S> static I shl(I a) { HEADRACE_QUARTERS(I, vshlq_n_s32(a.v[i], S)) }
+  static I shift_left(I a, I by) { HEADRACE_QUARTERS(I, vshlq_s32(a.v[i], by.v[i])) }
   static I load_u8(const uint8_t* p) {
     uint8x16_t bytes = vld1q_u8(p);
     uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
@@ -92,6 +93,12 @@ struct Neon {
   }
   static int32_t sum(I a) { return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3]))); }
   static int32_t largest(I a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3]))); }
+  static void largest_of(const I (&a)[4], int32_t* out) {
+    for (int i = 0; i < 4; i++) out[i] = largest(a[i]);
+  }
+  static void sum_of(const I (&a)[4], int32_t* out) {
+    for (int i = 0; i < 4; i++) out[i] = sum(a[i]);
+  }
 
   static F to_float(I a) { HEADRACE_QUARTERS(F, vcvtq_f32_s32(a.v[i])) }
   static I round(F a) { HEADRACE_QUARTERS(I, vcvtnq_s32_f32(a.v[i])) }

@@ -97,6 +97,7 @@ struct Scalar {
   static I iand(I a, I b) { HEADRACE_LANES(I, a.v[i] & b.v[i]) }
   static I imax(I a, I b) { HEADRACE_LANES(I, a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
   template <int S> static I shl(I a) { HEADRACE_LANES(I, int32_t(uint32_t(a.v[i]) << S)) }
+  static I shift_left(I a, I by) { HEADRACE_LANES(I, int32_t(uint32_t(a.v[i]) << by.v[i])) }  // by 0 … 31
   static I load_u8(const uint8_t* p) { HEADRACE_LANES(I, p[i]) }  // 16 bytes, each to its lane
   static I load_s8(const int8_t* p) { HEADRACE_LANES(I, p[i]) }
 
@@ -109,6 +110,12 @@ struct Scalar {
     int32_t most = a.v[0];
     for (int i = 1; i < 16; i++) most = most > a.v[i] ? most : a.v[i];
     return most;
+  }
+  static void largest_of(const I (&a)[4], int32_t* out) {
+    for (int i = 0; i < 4; i++) out[i] = largest(a[i]);
+  }
+  static void sum_of(const I (&a)[4], int32_t* out) {
+    for (int i = 0; i < 4; i++) out[i] = sum(a[i]);
   }
 
   // Between them.

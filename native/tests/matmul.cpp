@@ -105,7 +105,7 @@ Case random_case(Random& r) {
 
 std::vector<float> product(const Kernels& k, const Case& c, int64_t parts) {
   auto pointer = [](const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); };
-  std::vector<float> y(size_t(c.rows * c.width()), -1.0f), buffer(static_cast<size_t>(c.columns));
+  std::vector<float> y(size_t(c.rows * c.width()), -1.0f), buffer(static_cast<size_t>(pack_buffer(c.columns)));
   Matrix matrix{c.panels.get(), c.table.data(), c.outputs, c.columns};
   Rows rows{c.x.data(), c.rows, c.columns, pointer(c.norm), 1e-5f, c.dense, nullptr};
   Bytes packed(size_t(rows.row_bytes() * c.rows) + 64);
@@ -120,7 +120,16 @@ std::vector<float> product(const Kernels& k, const Case& c, int64_t parts) {
   return y;
 }
 
-// Of a plain product: the error is at most what rounding 16 activations to 8 bits costs, and that of float sums.
+// What the quants of 16 inputs are worth: the row's largest magnitude / 127, halved as often as they allow.
+double quant_worth(const float* x, int64_t n, double most) {
+  double largest = 0;
+  for (int64_t i = 0; i < n; i++) largest = std::fmax(largest, std::fabs(double(x[i])));
+  int shift = 0;
+  while (shift < kMaxShift && largest <= most / 2) most /= 2, shift++;
+  return most / 127;
+}
+
+// Of a plain product: the error is at most what rounding activations to 8 bits costs, and that of float sums.
 bool near_float64(const Case& c, const std::vector<float>& y) {
   if (c.activation != Activation::kNone || !c.norm.empty()) return true;
   std::vector<float> weights(static_cast<size_t>(c.columns));
@@ -129,14 +138,12 @@ bool near_float64(const Case& c, const std::vector<float>& y) {
                c.columns, weights.data());
     for (int64_t row = 0; row < c.rows; row++) {
       const float* x = c.x.data() + row * c.columns;
-      double sum = 0, size = 0, rounding = 0, most = 0;
+      double sum = 0, size = 0, rounding = 0, most = 0, worth = 0;
+      for (int64_t k = 0; k < c.columns; k++) most = std::fmax(most, std::fabs(double(x[k])));
       for (int64_t k = 0; k < c.columns; k++) {
-        if (k % kHalf == 0) {
-          most = 0;
-          for (int64_t j = k; j < k + kHalf && j < c.columns; j++) most = std::fmax(most, std::fabs(x[j]));
-        }
+        if (!c.dense && k % kHalf == 0) worth = quant_worth(x + k, kHalf, most);
         sum += double(weights[size_t(k)]) * x[k], size += std::fabs(double(weights[size_t(k)]) * x[k]);
-        if (!c.dense) rounding += std::fabs(double(weights[size_t(k)])) * (most / 127 / 2 + 1e-30);
+        if (!c.dense) rounding += std::fabs(double(weights[size_t(k)])) * (worth / 2 + 1e-30);
       }
       if (!c.bias.empty()) sum += c.bias[size_t(o)], size += std::fabs(c.bias[size_t(o)]);
       if (!c.residual.empty()) sum += c.residual[size_t(row * c.outputs + o)], size += 4;

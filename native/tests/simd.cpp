@@ -132,6 +132,13 @@ void check_integers(const Numbers& n, const Vectors<V>& v, const Vectors<S>& s) 
   ints_equal("iset1", V::iset1(n.fit[0]), S::iset1(n.fit[0]));
   ints_equal("shl", V::template shl<5>(v.i), S::template shl<5>(s.i));
   ints_equal("shl", V::template shl<23>(v.i), S::template shl<23>(s.i));
+  const typename V::I four[4] = {v.i, v.j, V::isub(v.i, v.j), V::izero()};
+  const typename S::I same_four[4] = {s.i, s.j, S::isub(s.i, s.j), S::izero()};
+  int32_t got[8], want[8];
+  V::largest_of(four, got), V::sum_of(four, got + 4), S::largest_of(same_four, want), S::sum_of(same_four, want + 4);
+  if (std::memcmp(got, want, sizeof got) != 0) fail(V::kName, "largest_of, sum_of", number);
+  ints_equal("shift_left", V::shift_left(v.i, V::iand(V::load_u8(n.bytes), V::iset1(31))),
+             S::shift_left(s.i, S::iand(S::load_u8(n.bytes), S::iset1(31))));
   ints_equal("load_u8", V::load_u8(n.bytes), S::load_u8(n.bytes));
   ints_equal("load_s8", V::load_s8(n.small), S::load_s8(n.small));
   if (V::sum(v.small) != S::sum(s.small)) fail(V::kName, "sum", number);

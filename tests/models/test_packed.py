@@ -29,12 +29,14 @@ LONG = ("Q4_K", "Q5_K", "Q6_K")  # blocks of 256 elements
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """What the kernels take x [rows, columns] float32 for: 8 bits with a scale for each 16; in float64."""
+    """What the kernels take x [rows, columns] float32 for: 8 bits, and for each 16 the finest step that is the row's
+    largest / 127, halved at most 12 times; in float64."""
+    most = np.abs(x).max(-1)[:, None, None]
     groups = x.reshape(len(x), -1, 16)
-    most = np.abs(groups).max(-1, keepdims=True)
-    per_unit = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
-    steps = np.rint(groups * per_unit).astype(np.float64)
-    return (steps * (most / np.float32(127))).reshape(x.shape)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    halved = np.minimum(np.floor(np.log2(most.astype(np.float64) / np.maximum(largest, 1e-37))), 12)
+    steps = np.rint(groups * (np.float32(127) / most * np.exp2(halved).astype(np.float32))).astype(np.float64)
+    return (steps * (most.astype(np.float64) / 127 / np.exp2(halved))).reshape(x.shape)
 
 
 def packed(form: str, outputs: int, columns: int, rng: np.random.Generator) -> tuple[NativeWeight, np.ndarray]:
@@ -61,6 +63,8 @@ def packed(form: str, outputs: int, columns: int, rng: np.random.Generator) -> t
 def check(form: str, outputs: int, columns: int, rows: int, rng: np.random.Generator) -> None:
     weight, matrix = packed(form, outputs, columns, rng)
     x = (rng.normal(size=(rows, columns)) * rng.choice([1e-3, 1, 30], (rows, 1))).astype(np.float32)
+    if form not in ("bfloat16", "float32"):  # of very different sizes within a row
+        x *= np.exp2(rng.integers(-16, 1, (rows, columns // 16))).repeat(16, 1).astype(np.float32)
     operand = x.astype(np.float64) if form in ("bfloat16", "float32") else rounded(x)
     got = np.asarray(weight.matmul(jnp.asarray(x)))
     # Float32 sums: an error of 2^-24 of each partial sum.
