@@ -1,5 +1,6 @@
 // The products of a decoder with what stands before and after them: norm, product, activation, bias, norm, residual.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "../kernels.h"
@@ -12,6 +13,17 @@ namespace headrace {
 namespace {
 
 constexpr int64_t kSerialElements = 8192;  // below this, packing rows is quicker alone than shared out
+constexpr int64_t kTileRows = 48;          // of a tile at most; a thread needs two of them to work on rows of its own
+
+// A product and what stands around it.
+struct Stage {
+  Matrix matrix;
+  Activation activation;
+  const float *norm, *bias, *post_norm;  // each or null
+  float eps;
+
+  int64_t width() const { return activation == Activation::kNone ? matrix.outputs : matrix.outputs / 2; }
+};
 
 void pack_all(const Pool& pool, const Kernels& k, const Rows& rows) {
   std::vector<int64_t> starts;
@@ -28,20 +40,46 @@ void pack_all(const Pool& pool, const Kernels& k, const Rows& rows) {
   }
 }
 
-void multiply_all(const Pool& pool, const Kernels& k, const Product& product) {
+// x [count, columns] -> y [count, width], to which residual, if any, is added last.
+void run(const Pool& pool, const Kernels& k, const Stage& s, const float* x, const float* residual, int64_t count, float* y) {
+  const Matrix& m = s.matrix;
+  Rows rows{x, count, m.columns, s.norm, s.eps, is_dense(m.format(0)), nullptr};
+  struct Packed {};
+  rows.packed = scratch<Packed>(size_t(rows.row_bytes() * count) + 64);
+  pack_all(pool, k, rows);
+  const Product product{m, rows, s.activation, s.bias, s.post_norm == nullptr ? residual : nullptr, y};
   // A few parts for each thread, so that one that is held up does not hold up the others.
-  int64_t units = product.units(), parts = std::min<int64_t>(units, int64_t(pool.num_threads) * 6);
+  const int64_t units = product.units(), parts = std::min<int64_t>(units, int64_t(pool.num_threads) * 6);
   parallel_for(pool, parts, [&](int64_t i) { k.multiply(product, units * i / parts, units * (i + 1) / parts); });
+  if (s.post_norm == nullptr) return;
+  const int64_t width = s.width(), shares = std::min<int64_t>(count, count * width <= kSerialElements ? 1 : pool.num_threads * 4);
+  parallel_for(pool, shares, [&](int64_t i) {
+    struct Row {};
+    float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(width) * 4));
+    for (int64_t r = count * i / shares; r < count * (i + 1) / shares; r++)
+      k.add_norm(residual + r * width, s.post_norm, s.eps, width, y + r * width, buffer);
+  });
+}
+
+// body(pool, first row, end) over all rows: at once with all threads, or, of many rows, for tiles that a thread has to
+// itself and that stay in its cache from stage to stage.
+template <class Body> void by_rows(const Pool& pool, int64_t count, Body body) {
+  const int64_t threads = pool.num_threads;
+  if (threads == 1 || count < 2 * kTileRows * threads) return body(pool, int64_t{0}, count);
+  const int64_t tiles = threads * ((count + threads * kTileRows - 1) / (threads * kTileRows));
+  const Pool alone{1, pool.schedule};
+  auto border = [&](int64_t i) { return i == tiles ? count : count * i / tiles / 8 * 8; };  // whole blocks of rows
+  parallel_for(pool, tiles, [&](int64_t i) { body(alone, border(i), border(i + 1)); });
 }
 
 // The table of a matrix's panels, from runs of panels that lie one after the other: (first byte / 32, panels, FormatId) each.
 // Of a pair of matrices the panels are taken in turn. Null where the runs do not describe `outputs` rows within the data.
-const int32_t* table_of(ffi::AnyBuffer data, ffi::Span<const int64_t> runs, int64_t outputs, int64_t columns, bool paired) {
+// It lasts until the thread asks for the same Tag's again.
+template <class Tag> const int32_t* table_of(ffi::AnyBuffer data, ffi::Span<const int64_t> runs, int64_t outputs, int64_t columns, bool paired) {
   int64_t panels = (outputs + kPanel - 1) / kPanel, all = 0;
   for (size_t i = 0; i + 2 < runs.size(); i += 3) all += runs[i + 1];
   if (runs.size() % 3 != 0 || all != panels || (paired && panels % 2 != 0)) return nullptr;
-  struct Table {};
-  int32_t* table = reinterpret_cast<int32_t*>(scratch<Table>(size_t(panels) * 8));
+  int32_t* table = reinterpret_cast<int32_t*>(scratch<Tag>(size_t(panels) * 8));
   int64_t at = 0;
   for (size_t i = 0; i < runs.size(); i += 3) {
     int64_t first = runs[i], count = runs[i + 1], id = runs[i + 2];
@@ -56,6 +94,10 @@ const int32_t* table_of(ffi::AnyBuffer data, ffi::Span<const int64_t> runs, int6
   return table;
 }
 
+bool fits(const ffi::Buffer<ffi::F32>& b, int64_t count) { return b.element_count() == 0 || int64_t(b.element_count()) == count; }
+
+const char* const kBadArrays = "headrace: the arrays around a product do not fit it";
+const char* const kBadColumns = "headrace: a quantised matrix must have a multiple of 32 columns";
 const char* const kBadRuns = "headrace: the runs of a packed matrix do not fit its data";
 
 ffi::Error linear(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer data, ffi::Buffer<ffi::F32> norm,
@@ -63,36 +105,65 @@ ffi::Error linear(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> x, ffi::AnyBuff
                   ffi::Buffer<ffi::S32> num_rows, ffi::Span<const int64_t> runs, int64_t outputs, int64_t columns,
                   int64_t activation, float eps, ffi::ResultBuffer<ffi::F32> y) {
   return guarded([&]() -> ffi::Error {
-    const Kernels& k = kernels();
-    Pool pool = pool_of(threads);
-    const int32_t* table = table_of(data, runs, outputs, columns, activation != 0);
+    struct Table {};
+    const int32_t* table = table_of<Table>(data, runs, outputs, columns, activation != 0);
     if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
-    int64_t width = activation != 0 ? outputs / 2 : outputs, size = x.dimensions()[0] * width;
-    auto fits = [](const ffi::Buffer<ffi::F32>& b, int64_t count) { return b.element_count() == 0 || int64_t(b.element_count()) == count; };
+    const int64_t width = activation != 0 ? outputs / 2 : outputs, size = x.dimensions()[0] * width;
     if (x.dimensions().size() != 2 || x.dimensions()[1] != columns || int64_t(y->element_count()) != size ||
         !fits(norm, columns) || !fits(bias, width) || !fits(residual, size) || !fits(post_norm, width) ||
         (post_norm.element_count() != 0 && residual.element_count() != size_t(size)))
-      return ffi::Error::InvalidArgument("headrace: the arrays around a product do not fit it");
-    if (!is_dense(int(runs[2])) && columns % kGroup != 0)
-      return ffi::Error::InvalidArgument("headrace: a quantised matrix must have a multiple of 32 columns");
-    Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
-    int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, x.dimensions()[0]);
-    Rows rows{x.typed_data(), count, columns, optional(norm), eps, is_dense(matrix.format(0)), nullptr};
-    struct Packed {};
-    rows.packed = scratch<Packed>(size_t(rows.row_bytes() * count) + 64);
-    pack_all(pool, k, rows);
-    const float *last = optional(post_norm), *added = optional(residual);
-    Product product{matrix, rows, Activation(activation), optional(bias), last == nullptr ? added : nullptr, y->typed_data()};
-    multiply_all(pool, k, product);
-    if (last != nullptr) {
-      int64_t parts = std::min<int64_t>(count, count * width <= kSerialElements ? 1 : pool.num_threads * 4);
-      parallel_for(pool, parts, [&](int64_t i) {
-        struct Row {};
-        float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(width) * 4));
-        for (int64_t r = count * i / parts; r < count * (i + 1) / parts; r++)
-          k.add_norm(added + r * width, last, eps, width, product.y + r * width, buffer);
-      });
-    }
+      return ffi::Error::InvalidArgument(kBadArrays);
+    if (!is_dense(int(runs[2])) && columns % kGroup != 0) return ffi::Error::InvalidArgument(kBadColumns);
+    const Stage stage{{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns}, Activation(activation),
+                      optional(norm), optional(bias), optional(post_norm), eps};
+    const int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, x.dimensions()[0]);
+    const float *in = x.typed_data(), *added = optional(residual);
+    float* out = y->typed_data();
+    by_rows(pool_of(threads), count, [&](const Pool& pool, int64_t begin, int64_t end) {
+      run(pool, kernels(), stage, in + begin * columns, added == nullptr ? nullptr : added + begin * width, end - begin,
+          out + begin * width);
+    });
+    return ffi::Error::Success();
+  });
+}
+
+// What follows the attention h of a layer: x + h o', then x + the gated product with gate, up and down.
+ffi::Error feed_forward(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> h, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer o,
+                        ffi::Buffer<ffi::F32> o_bias, ffi::Buffer<ffi::F32> o_post_norm, ffi::Buffer<ffi::F32> norm,
+                        ffi::AnyBuffer gate_up, ffi::AnyBuffer down, ffi::Buffer<ffi::F32> post_norm, ffi::Buffer<ffi::S32> num_rows,
+                        ffi::Span<const int64_t> o_runs, ffi::Span<const int64_t> gate_up_runs, ffi::Span<const int64_t> down_runs,
+                        int64_t inner, int64_t activation, float eps, ffi::ResultBuffer<ffi::F32> y) {
+  return guarded([&]() -> ffi::Error {
+    if (h.dimensions().size() != 2 || x.dimensions().size() != 2) return ffi::Error::InvalidArgument(kBadArrays);
+    const int64_t wide = h.dimensions()[1], hidden = x.dimensions()[1];
+    struct First {};
+    struct Second {};
+    struct Third {};
+    const int32_t *first = table_of<First>(o, o_runs, hidden, wide, false),
+                  *second = table_of<Second>(gate_up, gate_up_runs, 2 * inner, hidden, true),
+                  *third = table_of<Third>(down, down_runs, hidden, inner, false);
+    if (first == nullptr || second == nullptr || third == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
+    if (h.dimensions()[0] != x.dimensions()[0] || y->element_count() != x.element_count() || !fits(o_bias, hidden) ||
+        !fits(o_post_norm, hidden) || !fits(norm, hidden) || !fits(post_norm, hidden))
+      return ffi::Error::InvalidArgument(kBadArrays);
+    for (auto [id, columns] : {std::pair{o_runs[2], wide}, {gate_up_runs[2], hidden}, {down_runs[2], inner}})
+      if (!is_dense(int(id)) && columns % kGroup != 0) return ffi::Error::InvalidArgument(kBadColumns);
+    auto matrix = [](ffi::AnyBuffer& data, const int32_t* table, int64_t outputs, int64_t columns) {
+      return Matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
+    };
+    const Stage output{matrix(o, first, hidden, wide), Activation::kNone, nullptr, optional(o_bias), optional(o_post_norm), eps};
+    const Stage gated{matrix(gate_up, second, 2 * inner, hidden), Activation(activation), optional(norm), nullptr, nullptr, eps};
+    const Stage last{matrix(down, third, hidden, inner), Activation::kNone, nullptr, nullptr, optional(post_norm), eps};
+    const int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, x.dimensions()[0]);
+    by_rows(pool_of(threads), count, [&](const Pool& pool, int64_t begin, int64_t end) {
+      struct Middle {};
+      struct Inner {};
+      float* middle = reinterpret_cast<float*>(scratch<Middle>(size_t((end - begin) * hidden) * 4));
+      float* gates = reinterpret_cast<float*>(scratch<Inner>(size_t((end - begin) * inner) * 4));
+      run(pool, kernels(), output, h.typed_data() + begin * wide, x.typed_data() + begin * hidden, end - begin, middle);
+      run(pool, kernels(), gated, middle, nullptr, end - begin, gates);
+      run(pool, kernels(), last, gates, middle, end - begin, y->typed_data() + begin * hidden);
+    });
     return ffi::Error::Success();
   });
 }
@@ -101,7 +172,8 @@ ffi::Error embed(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, ffi::AnyBuf
                  ffi::Span<const int64_t> runs, int64_t outputs, ffi::ResultBuffer<ffi::F32> y) {
   return guarded([&]() -> ffi::Error {
     int64_t columns = y->dimensions()[1];
-    const int32_t* table = table_of(data, runs, outputs, columns, false);
+    struct Table {};
+    const int32_t* table = table_of<Table>(data, runs, outputs, columns, false);
     if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
     Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
     int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, ids.dimensions()[0]);
@@ -132,6 +204,27 @@ HEADRACE_TARGET(headrace_linear, headrace::linear,
                     .Attr<f::Span<const int64_t>>("runs")
                     .Attr<int64_t>("outputs")
                     .Attr<int64_t>("columns")
+                    .Attr<int64_t>("activation")
+                    .Attr<float>("eps")
+                    .Ret<Buffer<f::F32>>());
+
+HEADRACE_TARGET(headrace_feed_forward, headrace::feed_forward,
+                f::Ffi::Bind()
+                    .Ctx<f::ThreadPool>()
+                    .Arg<Buffer<f::F32>>()   // h [tokens, heads * head_dim]
+                    .Arg<Buffer<f::F32>>()   // x [tokens, hidden]
+                    .Arg<f::AnyBuffer>()     // o
+                    .Arg<Buffer<f::F32>>()   // its bias [hidden] or [0]
+                    .Arg<Buffer<f::F32>>()   // norm of its result [hidden] or [0]
+                    .Arg<Buffer<f::F32>>()   // norm before gate and up [hidden] or [0]
+                    .Arg<f::AnyBuffer>()     // gate and up
+                    .Arg<f::AnyBuffer>()     // down
+                    .Arg<Buffer<f::F32>>()   // norm of its result [hidden] or [0]
+                    .Arg<Buffer<f::S32>>()   // rows that are not padding [1]
+                    .Attr<f::Span<const int64_t>>("o_runs")
+                    .Attr<f::Span<const int64_t>>("gate_up_runs")
+                    .Attr<f::Span<const int64_t>>("down_runs")
+                    .Attr<int64_t>("inner")
                     .Attr<int64_t>("activation")
                     .Attr<float>("eps")
                     .Ret<Buffer<f::F32>>());

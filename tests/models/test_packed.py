@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import golden
 from headrace import native
 from headrace.layers.int8 import Int8Weight, quantize_rows
 from headrace.layers.native import FORMAT_IDS, PANEL, NativeWeight, pack_int8, pack_rows, panel_bytes
-from headrace.layers.product import product
+from headrace.layers.product import feed_forward, product
 from headrace.weights.load import load_weights, open_checkpoint
 from models import block_models
 from weights.gguf_files import small_blocks
@@ -132,6 +133,38 @@ def test_what_stands_around_a_product(gate: Any) -> None:
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
     few = product(jnp.asarray(x), down_of_x(down), jnp.full(1, 4, jnp.int32))
     np.testing.assert_array_equal(np.asarray(few)[:4], np.asarray(down_of_x(down).matmul(jnp.asarray(x)))[:4])
+
+
+@pytest.mark.parametrize("form", ["Q4_1", "bfloat16"])
+def test_the_feed_forward_in_one_call_has_the_bits_of_three_products(form: str) -> None:
+    rng = np.random.default_rng(5)
+    wide, hidden, inner, most = 96, 64, 160, 401  # above 192 rows two threads have tiles of their own
+    (o, _), (pair, _), (down, _) = (
+        packed(form, *shape, rng) for shape in ((hidden, wide), (2 * inner, hidden), (hidden, inner))
+    )
+    pair = NativeWeight(pair.array, pair.runs, pair.shape, BFLOAT16, paired=True)
+    h, x = (jnp.asarray(rng.normal(size=(most, width)), jnp.float32) for width in (wide, hidden))
+    bias, *norms = (jnp.asarray(rng.normal(1, 0.1, hidden), jnp.float32) for _ in range(4))
+
+    @partial(jax.jit, static_argnums=1)
+    def whole(rows: jax.Array, full: bool) -> jax.Array:
+        around: Any = dict(
+            zip(("o_post_norm", "norm", "post_norm"), norms if full else (None, norms[1], None), strict=True)
+        )
+        around["o_bias"] = bias if full else None
+        return feed_forward(h, x, o, pair, down, rows, gate="silu", eps=1e-5, **around)
+
+    @partial(jax.jit, static_argnums=1)
+    def apart(rows: jax.Array, full: bool) -> jax.Array:
+        mul = partial(product, num_rows=rows, eps=1e-5)
+        middle = mul(h, o, bias=bias if full else None, post_norm=norms[0] if full else None, residual=x)
+        inside = mul(middle, pair, norm=norms[1], gate="silu")
+        return mul(inside, down, post_norm=norms[2] if full else None, residual=middle)
+
+    for count in (1, 7, 8, 9, 191, 192, 193, 200, 400, 401):
+        rows = jnp.full(1, count, jnp.int32)
+        for full in (False, True):
+            np.testing.assert_array_equal(np.asarray(whole(rows, full))[:count], np.asarray(apart(rows, full))[:count])
 
 
 def down_of_x(weight: NativeWeight) -> NativeWeight:

@@ -115,6 +115,47 @@ class NativeWeight:
         return np.array(self.runs, np.int64)
 
 
+def feed_forward(
+    h: jax.Array,
+    x: jax.Array,
+    o: NativeWeight,
+    gate_up: NativeWeight,
+    down: NativeWeight,
+    num_rows: jax.Array,
+    *,
+    o_bias: jax.Array | None,
+    o_post_norm: jax.Array | None,
+    norm: jax.Array,
+    post_norm: jax.Array | None,
+    gate: Gate,
+    eps: float,
+) -> jax.Array:
+    """What follows the attention of a layer, in one call, with the bits of three; see `product.feed_forward`.
+
+    Args:
+        h: [rows, heads * head_dim] float32; x: [rows, hidden] float32.
+        num_rows: [1] int32, rows that are not padding; the result of padding has no meaning.
+
+    Returns:
+        [rows, hidden] float32.
+    """
+    none = jnp.zeros(0, jnp.float32)
+    first, second = (none if each is None else each for each in (o_bias, o_post_norm))
+    call = jax.ffi.ffi_call("headrace_feed_forward", jax.ShapeDtypeStruct(x.shape, jnp.float32))
+    arrays = h, x, o.array, first, second, norm, gate_up.array, down.array, none if post_norm is None else post_norm
+    y: jax.Array = call(
+        *arrays,
+        num_rows,
+        o_runs=o._runs,
+        gate_up_runs=gate_up._runs,
+        down_runs=down._runs,
+        inner=np.int64(down.shape[1]),
+        activation=np.int64(_ACTIVATIONS[gate]),
+        eps=np.float32(eps),
+    )
+    return y
+
+
 def panel_bytes(form: str, columns: int) -> int:
     """Bytes of a panel of 16 outputs in this format; 0 where the columns do not fill whole blocks."""
     function = handle().headrace_panel_bytes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from headrace.layers import native
 from headrace.layers.fused import FusedWeight
 from headrace.layers.linear import EmbeddingLeaf, WeightLeaf, linear
 from headrace.layers.native import Gate, NativeWeight
@@ -50,6 +52,41 @@ def product(
     if post_norm is not None:
         y = rms_norm(y, post_norm, eps)
     return y if residual is None else residual + y
+
+
+def feed_forward(
+    h: jax.Array,
+    x: jax.Array,
+    o: WeightLeaf,
+    gate_up: WeightLeaf,
+    down: WeightLeaf,
+    num_rows: jax.Array,
+    *,
+    o_bias: jax.Array | None,
+    o_post_norm: jax.Array | None,
+    norm: jax.Array,
+    post_norm: jax.Array | None,
+    gate: Gate,
+    eps: float,
+    shards: int = 1,
+) -> jax.Array:
+    """What follows the attention h [rows, heads * head_dim] of a layer, whose input was x [rows, hidden] -> [rows, hidden].
+
+    The product of h with o is added to x, and to that its product with gate and up, gated, and down; with norms before
+    and after. The other arguments are as in `product`.
+    """
+    if (
+        isinstance(o, NativeWeight)
+        and isinstance(gate_up, NativeWeight)
+        and isinstance(down, NativeWeight)
+        and gate_up.paired
+    ):
+        around: Any = {"o_bias": o_bias, "o_post_norm": o_post_norm, "norm": norm, "post_norm": post_norm}
+        return native.feed_forward(h, x, o, gate_up, down, num_rows, gate=gate, eps=eps, **around)
+    mul = partial(product, num_rows=num_rows, eps=eps)
+    x = mul(h, o, bias=o_bias, post_norm=o_post_norm, residual=x, shards=shards)
+    h = mul(x, gate_up, norm=norm, gate=gate)
+    return mul(h, down, post_norm=post_norm, residual=x, shards=shards)
 
 
 def _apart(x: jax.Array, weight: FusedWeight, num_rows: jax.Array) -> jax.Array:

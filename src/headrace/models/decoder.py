@@ -12,7 +12,7 @@ from headrace.kernels.attention import AttentionKernel, RaggedBatch
 from headrace.kernels.native_attention import NativeAttention
 from headrace.layers.norm import rms_norm
 from headrace.layers.parallel import gather_columns
-from headrace.layers.product import embed, product
+from headrace.layers.product import embed, feed_forward, product
 from headrace.layers.rope import apply_rope, rope_cos_sin
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights
@@ -87,14 +87,13 @@ def _layer(
     rotation: tuple[jax.Array, jax.Array],
     prepared: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    mul = partial(product, num_rows=num_rows, eps=spec.norm_eps)
     with jax.named_scope("attention"):
-        qkv = mul(x, w.qkv, norm=w.attn_norm, bias=w.qkv_bias)
+        qkv = product(x, w.qkv, num_rows, norm=w.attn_norm, bias=w.qkv_bias, eps=spec.norm_eps)
         h, pages = _attend(spec, attention, w, qkv, pages, rotation, prepared)
-        x = mul(h, w.o, bias=w.o_bias, post_norm=w.post_attn_norm, residual=x, shards=spec.shards)
     with jax.named_scope("mlp"):
-        h = mul(x, w.gate_up, norm=w.mlp_norm, gate=spec.activation)
-        return mul(h, w.down, post_norm=w.post_mlp_norm, residual=x, shards=spec.shards), pages
+        norms: Any = {"o_post_norm": w.post_attn_norm, "norm": w.mlp_norm, "post_norm": w.post_mlp_norm}
+        around: Any = {"o_bias": w.o_bias, "gate": spec.activation, "eps": spec.norm_eps, "shards": spec.shards}
+        return feed_forward(h, x, w.o, w.gate_up, w.down, num_rows, **norms, **around), pages
 
 
 def _attend(
