@@ -70,7 +70,7 @@ def feed_forward(
     eps: float,
     shards: int = 1,
 ) -> jax.Array:
-    """What follows the attention h [rows, heads * head_dim] of a layer, whose input was x [rows, hidden] -> [rows, hidden].
+    """What follows the attention h [rows, heads * head_dim] of a layer with input x [rows, hidden] -> [rows, hidden].
 
     The product of h with o is added to x, and to that its product with gate and up, gated, and down; with norms before
     and after. The other arguments are as in `product`.
