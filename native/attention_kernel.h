@@ -130,13 +130,10 @@ template <class V> struct Attention {
     return V::from_bits(V::iadd(V::iand(V::bits(x), seen), V::iand(V::bits(V::set1(other)), hidden)));
   }
 
-  // Scores of one query -> its weights: 0 but for the keys [begin, end), in the blocks [first, stop).
-  static void weights_of(float* s, int begin, int end, int first, int stop, float softcap, F& sum, float& most) {
-    sum = V::zero(), most = kNothing;
-    if (begin >= end) {
-      for (int b = first; b < stop; b++) V::store(s + b * kLanes, V::zero());
-      return;
-    }
+  // The largest of one query's scores for the keys [begin, end). Scores of others in its first and last block of 16 become
+  // kNothing.
+  static float peak_of(float* s, int begin, int end, float softcap) {
+    if (begin >= end) return kNothing;
     int low = begin / kLanes, high = (end - 1) / kLanes;  // the blocks that may be seen in part
     if (softcap != 0.0f) {
       for (int b = low; b <= high; b++) V::store(s + b * kLanes, soft_capped(V::load(s + b * kLanes), softcap));
@@ -149,15 +146,21 @@ template <class V> struct Attention {
     }
     F peak = V::set1(kNothing);
     for (int b = low; b <= high; b++) peak = V::max(peak, V::load(s + b * kLanes));
-    most = max_lanes<V>(peak);
+    return max_lanes<V>(peak);
+  }
+
+  // Scores of one query -> its weights: 0 but for the keys [begin, end), in the blocks [first, stop). Returns their sum.
+  static F weights_of(float* s, int begin, int end, int first, int stop, float most) {
+    int low = begin < end ? begin / kLanes : stop, high = begin < end ? (end - 1) / kLanes : stop - 1;
     for (int b = first; b < low; b++) V::store(s + b * kLanes, V::zero());
     for (int b = high + 1; b < stop; b++) V::store(s + b * kLanes, V::zero());
-    F top = V::set1(most);
+    F sum = V::zero(), top = V::set1(most);
     for (int b = low; b <= high; b++) {
       F p = exp<V>(V::sub(V::load(s + b * kLanes), top));  // 0 where masked, unless all scores are as low
       sum = V::add(sum, p);
       V::store(s + b * kLanes, p);
     }
+    return sum;
   }
 
   // A block's keys in one segment: which of the blocks of 16 they lie in, and where their keys and values are.
@@ -173,19 +176,22 @@ template <class V> struct Attention {
     constexpr int kSums = kWide ? 24 : 6;
     constexpr int kKeys = R * 4 <= kSums ? 4 : R * 2 <= kSums ? 2 : 1;
     all_scores<Page, R, kKeys>(q, here.keys, here.values, here.first, here.stop, w.dim / 2, s);
-    int from = segment * kSegment, low = kSegment, high = 0;
+    // All peaks and then all weights: one query's peak is a long wait, in which others' can be found.
+    const int from = segment * kSegment;
+    int low = kSegment, high = 0, begin[R], end[R];
+    float most[R];
     for (int r = 0; r < block.count; r++) {
       int position = first_position(w, block) + (block.first % w.group() + r) / w.group();
-      int end = least(position + 1 - from, kSegment), begin = w.window > 0 ? position + 1 - from - w.window : 0;
-      begin = begin < 0 ? 0 : begin;
-      if (begin < end) low = least(low, begin), high = end > high ? end : high;
+      end[r] = least(position + 1 - from, kSegment), begin[r] = w.window > 0 ? position + 1 - from - w.window : 0;
+      begin[r] = begin[r] < 0 ? 0 : begin[r];
+      if (begin[r] < end[r]) low = least(low, begin[r]), high = end[r] > high ? end[r] : high;
+      most[r] = peak_of(s + r * kStride, begin[r], end[r], w.softcap);
+    }
+    for (int r = 0; r < block.count; r++) {
       float* state = states + r * w.state_floats();
-      F sum = V::zero();
-      float most = kNothing;
-      weights_of(s + r * kStride, begin, end, here.first, here.stop, w.softcap, sum, most);
       for (int i = 0; i < w.width; i += kLanes) V::store(state + i, V::zero());
-      V::store(state + w.width, sum);
-      V::store(state + w.width + kLanes, V::set1(most));
+      V::store(state + w.width, weights_of(s + r * kStride, begin[r], end[r], here.first, here.stop, most[r]));
+      V::store(state + w.width + kLanes, V::set1(most[r]));
     }
     const char* ahead[kBlocks];
     for (int b = here.first; b < here.stop; b++) {
@@ -217,12 +223,13 @@ template <class V> struct Attention {
     }
   }
 
-  // Weighted values of the keys [begin, end), added to states [R, state_floats]: a few rows at a time where registers
-  // are few, and some keys at a time where they do not hold all columns, so that the keys' values stay in the cache.
+  // Weighted values of the keys [begin, end), added to states [R, state_floats]: as many rows at a time as leave registers
+  // for a good number of columns, and some keys at a time where they do not hold all columns, so that the keys' values stay
+  // in the cache.
   template <class Page, int R>
   static void weigh_rows(const AttentionWork& w, const float* p, const char* const* values, const char* const* ahead,
                          int begin, int end, float* states) {
-    constexpr int kRows = kWide || R <= 2 ? R : 2;
+    constexpr int kRows = kWide ? (R > 8 ? R / 2 : R) : R <= 2 ? R : 2;
     constexpr int kFit = (kWide ? 24 : 4) / (2 * kRows);
     constexpr int kColumns = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
     static_assert(R % kRows == 0);
