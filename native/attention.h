@@ -19,9 +19,10 @@ constexpr int kBlocks = kSegment / kLanes;
 constexpr int kMostDim = 1024;  // of a head
 
 // A page of a pool [pages, kv_heads, 2, page_size * width] has for each head its keys and then its values. Keys lie as
-// [page_size / 16][width / 2] pairs of dimensions (2i, 2i + 1) of 16 keys each, values as [page_size][width / 32] pairs
-// of 16 columns each, 16 apart. A pair of bfloat16 vectors is one vector of 32-bit lanes, the first of both in the low
-// halves; a pair of float32 vectors is one after the other. `width` is `dim` rounded up to 32.
+// [page_size / 16][width / 2] pairs of dimensions (2i, 2i + 1) of 16 keys each. A pair of bfloat16 vectors is one vector of
+// 32-bit lanes, the first of both in the low halves; a pair of float32 vectors is one after the other. Values lie in rows of
+// `width` numbers of 32 bits: float32 of one key, or bfloat16 of two, the first of both in the low halves. `width` is `dim`
+// rounded up to 32.
 struct AttentionWork {
   int64_t tokens, rows, slots, pages_per_sequence, num_pages;
   int heads, kv_heads, dim, width, page_size;

@@ -4,6 +4,9 @@
 // summed across lanes but once for each query. All sums run over dimensions and keys in ascending order, by fma; how
 // many queries and keys are worked on together does not show. Keys that a query does not see get the weight 0.
 //
+// With pages of bfloat16, queries and weights are rounded to it as well, and two products are added to a sum at a time, the
+// second's first: what `vdpbf16ps` does, twice as fast as two fma, and what two fma do elsewhere.
+//
 // The state of one query after some segments: weighted values [width], the sum of its weights in 16 parts, and a vector
 // that holds the maximum of its scores, to which the weights are relative, in lane 0.
 #pragma once
@@ -26,26 +29,33 @@ template <class V> struct Attention {
 
   // Scores and weighted values.
 
-  // q [pairs, 2, R] · K blocks of 16 keys -> s [R, kStride]. Meanwhile as much is fetched from `ahead`.
+  // Queries q, in the form that Page takes, · K blocks of 16 keys -> s [R, kStride]. Meanwhile as much is fetched from
+  // `ahead`.
   template <class Page, int R, int K>
   static void scores_of(const float* q, const char* const* keys, const char* const* ahead, int pairs, float* s) {
     F acc[R][K];
     for (int r = 0; r < R; r++)
       for (int k = 0; k < K; k++) acc[r][k] = V::zero();
-    for (int i = 0; i < pairs; i++) {
-      F x[K];
-      for (int k = 0; k < K; k++) {
-        x[k] = Page::first(keys[k] + i * Page::kPair);
-        Page::fetch(ahead[k] + i * Page::kPair);
+    for (int i = 0; i < pairs; i++, q += Page::kQueryPair * R) {
+      const size_t at = size_t(i) * Page::kPair;
+      for (int k = 0; k < K; k++) Page::fetch(ahead[k] + at);
+      if constexpr (Page::kDots) {
+        I x[K];
+        for (int k = 0; k < K; k++) x[k] = V::iload((const int32_t*)(keys[k] + at));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+          for (int k = 0; k < K; k++) acc[r][k] = dot_bfloat<V>(acc[r][k], x[k], V::iset1(((const int32_t*)q)[r]));
+      } else {
+        F x[K];
+        for (int k = 0; k < K; k++) x[k] = Page::second(keys[k] + at);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+          for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[R + r]), x[k], acc[r][k]);
+        for (int k = 0; k < K; k++) x[k] = Page::first(keys[k] + at);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+          for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[r]), x[k], acc[r][k]);
       }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-        for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[r]), x[k], acc[r][k]);
-      for (int k = 0; k < K; k++) x[k] = Page::second(keys[k] + i * Page::kPair);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-        for (int k = 0; k < K; k++) acc[r][k] = V::fma(V::set1(q[R + r]), x[k], acc[r][k]);
-      q += 2 * R;
     }
     for (int r = 0; r < R; r++)
       for (int k = 0; k < K; k++) V::store(s + r * kStride + k * kLanes, acc[r][k]);
@@ -60,32 +70,40 @@ template <class V> struct Attention {
     }
   }
 
-  // Adds weights p [R, kStride] times values of the keys [begin, end) to acc [R, stride]: C pairs of columns, which begin
-  // `shift` bytes into a row of `row` bytes.
-  template <class Page, int R, int C>
+  // Adds weights p [R, kStride], in the form that Page takes, times values of the keys [begin, end) to acc [R, stride]: N
+  // vectors of columns, which begin `shift` bytes into a row of `row` bytes.
+  template <class Page, int R, int N>
   static void weigh(const float* p, const char* const* values, const char* const* ahead, int begin, int end, size_t shift,
                     size_t row, float* acc, size_t stride) {
-    F a[R][2 * C];
+    F a[R][N];
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < 2 * C; c++) a[r][c] = V::load(acc + r * stride + c * kLanes);
-    for (int j = begin; j < end;) {
-      size_t offset = size_t(j % kLanes) * row + shift;
-      const char *v = values[j / kLanes] + offset, *next = ahead[j / kLanes] + offset;
-      int stop = least(end, (j / kLanes + 1) * kLanes);
+      for (int c = 0; c < N; c++) a[r][c] = V::load(acc + r * stride + c * kLanes);
+    auto add = [&](const char* v, const char* next, int j, int32_t mask) {  // the keys [j * kKeys, (j + 1) * kKeys)
+      I x[N];
+      for (int c = 0; c < N; c++) {
+        x[c] = V::iload((const int32_t*)(v + c * 64));
+        __builtin_prefetch(next + c * 64, 0, 2);
+      }
+      if (mask != -1) {
+        for (int c = 0; c < N; c++) x[c] = V::iand(x[c], V::iset1(mask));
+      }
+      Page::template weigh<R, N, kStride>(a, x, p, j);
+    };
+    constexpr int kKeys = Page::kKeys, kRows = kLanes / kKeys;
+    // Of two keys the one that is not asked for may be no number.
+    const int last = (end + kKeys - 1) / kKeys;
+    for (int j = begin / kKeys; j < last;) {
+      const size_t offset = size_t(j % kRows) * row + shift;
+      const char *v = values[j / kRows] + offset, *next = ahead[j / kRows] + offset;
+      const int stop = least(last, (j / kRows + 1) * kRows);
       for (; j < stop; j++, v += row, next += row) {
-        F x[2 * C];
-        for (int c = 0; c < C; c++) {
-          x[2 * c] = Page::first(v + c * Page::kPair);
-          x[2 * c + 1] = Page::second(v + c * Page::kPair);
-          Page::fetch(next + c * Page::kPair);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
-          for (int c = 0; c < 2 * C; c++) a[r][c] = V::fma(V::set1(p[r * kStride + j]), x[c], a[r][c]);
+        int32_t mask = -1;
+        if constexpr (kKeys == 2) mask = (j * 2 < begin ? int32_t(0xffff0000u) : -1) & (j * 2 + 2 > end ? 0xffff : -1);
+        add(v, next, j, mask);
       }
     }
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < 2 * C; c++) V::store(acc + r * stride + c * kLanes, a[r][c]);
+      for (int c = 0; c < N; c++) V::store(acc + r * stride + c * kLanes, a[r][c]);
   }
 
   // Columns [column, width) of the keys [begin, end).
@@ -93,8 +111,7 @@ template <class V> struct Attention {
   static void weigh_columns(const float* p, const char* const* values, const char* const* ahead, int begin, int end,
                             int column, int width, float* acc, size_t stride) {
     for (; column + 32 * C <= width; column += 32 * C) {
-      weigh<Page, R, C>(p, values, ahead, begin, end, size_t(column / 32) * Page::kPair, size_t(width / 32) * Page::kPair,
-                        acc + column, stride);
+      weigh<Page, R, 2 * C>(p, values, ahead, begin, end, size_t(column) * 4, size_t(width) * 4, acc + column, stride);
     }
     if constexpr (C > 1) {
       if (column < width) weigh_columns<Page, R, C / 2>(p, values, ahead, begin, end, column, width, acc, stride);
@@ -130,13 +147,10 @@ template <class V> struct Attention {
     return V::from_bits(V::iadd(V::iand(V::bits(x), seen), V::iand(V::bits(V::set1(other)), hidden)));
   }
 
-  // Scores of one query -> its weights: 0 but for the keys [begin, end), in the blocks [first, stop).
-  static void weights_of(float* s, int begin, int end, int first, int stop, float softcap, F& sum, float& most) {
-    sum = V::zero(), most = kNothing;
-    if (begin >= end) {
-      for (int b = first; b < stop; b++) V::store(s + b * kLanes, V::zero());
-      return;
-    }
+  // The largest of one query's scores for the keys [begin, end). Scores of others in its first and last block of 16 become
+  // kNothing.
+  static float peak_of(float* s, int begin, int end, float softcap) {
+    if (begin >= end) return kNothing;
     int low = begin / kLanes, high = (end - 1) / kLanes;  // the blocks that may be seen in part
     if (softcap != 0.0f) {
       for (int b = low; b <= high; b++) V::store(s + b * kLanes, soft_capped(V::load(s + b * kLanes), softcap));
@@ -149,15 +163,20 @@ template <class V> struct Attention {
     }
     F peak = V::set1(kNothing);
     for (int b = low; b <= high; b++) peak = V::max(peak, V::load(s + b * kLanes));
-    most = max_lanes<V>(peak);
-    for (int b = first; b < low; b++) V::store(s + b * kLanes, V::zero());
-    for (int b = high + 1; b < stop; b++) V::store(s + b * kLanes, V::zero());
-    F top = V::set1(most);
-    for (int b = low; b <= high; b++) {
-      F p = exp<V>(V::sub(V::load(s + b * kLanes), top));  // 0 where masked, unless all scores are as low
-      sum = V::add(sum, p);
-      V::store(s + b * kLanes, p);
+    return max_lanes<V>(peak);
+  }
+
+  // Scores of one query -> its weights, in the form that Page takes: 0 but for the keys [begin, end), in the blocks [first,
+  // stop). Returns their sum.
+  template <class Page> static F weights_of(float* s, int begin, int end, int first, int stop, float most) {
+    const int low = begin < end ? begin / kLanes : stop, high = begin < end ? (end - 1) / kLanes : -1;
+    F sum = V::zero(), top = V::set1(most);
+    for (int b = first; b < stop; b++) {  // in ascending order: Page's form may lie below the scores
+      F p = V::zero();
+      if (b >= low && b <= high) p = exp<V>(V::sub(V::load(s + b * kLanes), top));  // 0 where masked, unless all scores are as low
+      sum = V::add(sum, Page::put_weights(s, b, p));
     }
+    return sum;
   }
 
   // A block's keys in one segment: which of the blocks of 16 they lie in, and where their keys and values are.
@@ -173,19 +192,22 @@ template <class V> struct Attention {
     constexpr int kSums = kWide ? 24 : 6;
     constexpr int kKeys = R * 4 <= kSums ? 4 : R * 2 <= kSums ? 2 : 1;
     all_scores<Page, R, kKeys>(q, here.keys, here.values, here.first, here.stop, w.dim / 2, s);
-    int from = segment * kSegment, low = kSegment, high = 0;
+    // All peaks and then all weights: one query's peak is a long wait, in which others' can be found.
+    const int from = segment * kSegment;
+    int low = kSegment, high = 0, begin[R], end[R];
+    float most[R];
     for (int r = 0; r < block.count; r++) {
       int position = first_position(w, block) + (block.first % w.group() + r) / w.group();
-      int end = least(position + 1 - from, kSegment), begin = w.window > 0 ? position + 1 - from - w.window : 0;
-      begin = begin < 0 ? 0 : begin;
-      if (begin < end) low = least(low, begin), high = end > high ? end : high;
+      end[r] = least(position + 1 - from, kSegment), begin[r] = w.window > 0 ? position + 1 - from - w.window : 0;
+      begin[r] = begin[r] < 0 ? 0 : begin[r];
+      if (begin[r] < end[r]) low = least(low, begin[r]), high = end[r] > high ? end[r] : high;
+      most[r] = peak_of(s + r * kStride, begin[r], end[r], w.softcap);
+    }
+    for (int r = 0; r < block.count; r++) {
       float* state = states + r * w.state_floats();
-      F sum = V::zero();
-      float most = kNothing;
-      weights_of(s + r * kStride, begin, end, here.first, here.stop, w.softcap, sum, most);
       for (int i = 0; i < w.width; i += kLanes) V::store(state + i, V::zero());
-      V::store(state + w.width, sum);
-      V::store(state + w.width + kLanes, V::set1(most));
+      V::store(state + w.width, weights_of<Page>(s + r * kStride, begin[r], end[r], here.first, here.stop, most[r]));
+      V::store(state + w.width + kLanes, V::set1(most[r]));
     }
     const char* ahead[kBlocks];
     for (int b = here.first; b < here.stop; b++) {
@@ -217,12 +239,13 @@ template <class V> struct Attention {
     }
   }
 
-  // Weighted values of the keys [begin, end), added to states [R, state_floats]: a few rows at a time where registers
-  // are few, and some keys at a time where they do not hold all columns, so that the keys' values stay in the cache.
+  // Weighted values of the keys [begin, end), added to states [R, state_floats]: as many rows at a time as leave registers
+  // for a good number of columns, and some keys at a time where they do not hold all columns, so that the keys' values stay
+  // in the cache.
   template <class Page, int R>
   static void weigh_rows(const AttentionWork& w, const float* p, const char* const* values, const char* const* ahead,
                          int begin, int end, float* states) {
-    constexpr int kRows = kWide || R <= 2 ? R : 2;
+    constexpr int kRows = kWide ? (R > 8 ? R / 2 : R) : R <= 2 ? R : 2;
     constexpr int kFit = (kWide ? 24 : 4) / (2 * kRows);
     constexpr int kColumns = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
     static_assert(R % kRows == 0);
@@ -294,7 +317,10 @@ template <class V> struct Attention {
     float *later = state + w.state_floats() * kQueries, *parts = piece.states;
     for (int r = 0; r < R; r++) {
       const float* from = r < block.count ? query(w, block, r) : nullptr;
-      for (int i = 0; i < w.dim; i++) q[i * R + r] = from != nullptr ? from[i] : 0.0f;
+      for (int i = 0; i < w.dim; i += kLanes) {
+        const int n = least(w.dim - i, kLanes);
+        Page::put_query(q + i / 2 * Page::kQueryPair * R + r, R, from != nullptr ? V::load_n(from + i, n) : V::zero(), n);
+      }
     }
     int64_t size = block.count * w.state_floats();
     Keys keys[2] = {};

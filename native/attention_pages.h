@@ -1,6 +1,8 @@
 // What is done to the tokens of a step before attention: norms and rotation of their heads, keys and values into the pages.
 #pragma once
 
+#include <cstring>
+
 #include "attention.h"
 #include "simd/math.h"
 
@@ -15,29 +17,95 @@ template <class V> inline void copy(float* to, const float* from, int n) {
   }
 }
 
-// A pair of vectors as a page holds it; see attention.h.
+// What the pages of one dtype hold, and how queries and weights are multiplied by it; see attention.h. With instructions
+// for bfloat16 a pair of queries' dimensions, or of weights, is 32 bits; else floats.
 template <class V> struct BfloatPage {
   using F = typename V::F;
-  static constexpr int kPair = 64;  // bytes
-  static F first(const char* p) { return V::from_bits(V::template shl<16>(V::iload((const int32_t*)p))); }
-  static F second(const char* p) {
-    return V::from_bits(V::iand(V::iload((const int32_t*)p), V::iset1(int32_t(0xffff0000u))));
-  }
+  using I = typename V::I;
+  static constexpr bool kDots = V::kDotsBfloat;
+  static constexpr int kPair = 64;  // bytes of a pair of dimensions of 16 keys
+  static constexpr int kKeys = 2;   // of a row of values
+  static constexpr int kQueryPair = kDots ? 1 : 2;  // numbers of 32 bits
+
+  static F first(const char* p) { return low(V::iload((const int32_t*)p)); }
+  static F second(const char* p) { return high(V::iload((const int32_t*)p)); }
   static void fetch(const char* p) { __builtin_prefetch(p, 0, 2); }
-  static void store(char* p, size_t stride, const float* first, const float* second, int n) {
-    uint16_t a[kLanes], b[kLanes];
-    V::store_bfloat(a, V::load(first));
-    V::store_bfloat(b, V::load(second));
-    for (int i = 0; i < n; i++) *(int32_t*)(p + i * stride) = int32_t(uint32_t(b[i]) << 16 | a[i]);
+
+  // n dimensions of one of R queries.
+  static void put_query(float* q, int R, F x, int n) {
+    uint16_t bits[kLanes];
+    V::store_bfloat(bits, x);
+    for (int i = 0; i < n; i += 2) {
+      const uint32_t even = bits[i], odd = uint32_t(bits[i + 1]) << 16;
+      if constexpr (kDots) {
+        put(q + i / 2 * R, even | odd);
+      } else {
+        put(q + i * R, even << 16), put(q + (i + 1) * R, odd);
+      }
+    }
   }
+
+  // Block b of one query's weights, which are returned as they count.
+  static F put_weights(float* s, int b, F p) {
+    uint16_t bits[kLanes];
+    V::store_bfloat(bits, p);
+    const F rounded = V::load_bfloat(bits);
+    if constexpr (kDots) {
+      std::memcpy(reinterpret_cast<uint16_t*>(s) + b * kLanes, bits, sizeof bits);
+    } else {
+      V::store(s + b * kLanes, rounded);
+    }
+    return rounded;
+  }
+
+  // Row j of values: keys 2j in the low halves and 2j + 1 in the high ones.
+  template <int R, int N, int Stride> static void weigh(F (&a)[R][N], const I (&x)[N], const float* p, int j) {
+    if constexpr (kDots) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < N; c++) a[r][c] = dot_bfloat<V>(a[r][c], x[c], V::iset1(reinterpret_cast<const int32_t*>(p + r * Stride)[j]));
+    } else {
+      F half[N];
+      for (int c = 0; c < N; c++) half[c] = high(x[c]);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < N; c++) a[r][c] = V::fma(V::set1(p[r * Stride + 2 * j + 1]), half[c], a[r][c]);
+      for (int c = 0; c < N; c++) half[c] = low(x[c]);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < N; c++) a[r][c] = V::fma(V::set1(p[r * Stride + 2 * j]), half[c], a[r][c]);
+    }
+  }
+
+ private:
+  static F low(I x) { return V::from_bits(V::template shl<16>(x)); }
+  static F high(I x) { return V::from_bits(V::iand(x, V::iset1(int32_t(0xffff0000u)))); }
+  static void put(float* to, uint32_t bits) { std::memcpy(to, &bits, 4); }
 };
 
 template <class V> struct FloatPage {
   using F = typename V::F;
-  static constexpr int kPair = 128;
+  using I = typename V::I;
+  static constexpr bool kDots = false;
+  static constexpr int kPair = 128, kKeys = 1, kQueryPair = 2;
+
   static F first(const char* p) { return V::load((const float*)p); }
   static F second(const char* p) { return V::load((const float*)p + kLanes); }
   static void fetch(const char* p) { __builtin_prefetch(p, 0, 2), __builtin_prefetch(p + 64, 0, 2); }
+  static void put_query(float* q, int R, F x, int n) {
+    float values[kLanes];
+    V::store(values, x);
+    for (int i = 0; i < n; i++) q[i * R] = values[i];
+  }
+  static F put_weights(float* s, int b, F p) {
+    V::store(s + b * kLanes, p);
+    return p;
+  }
+  template <int R, int N, int Stride> static void weigh(F (&a)[R][N], const I (&x)[N], const float* p, int j) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < N; c++) a[r][c] = V::fma(V::set1(p[r * Stride + j]), V::from_bits(x[c]), a[r][c]);
+  }
 };
 
 template <class V> struct TokenWriter {
@@ -100,11 +168,11 @@ template <class V> struct TokenWriter {
 
   static void write_head(const AttentionWork& w, int64_t token, int head, int64_t place, const float* in) {
     char* keys = w.pages + (place / w.page_size * w.kv_heads + head) * 2 * w.part_bytes();
-    int64_t offset = place % w.page_size, lane = offset % kLanes;
-    int pair = w.bfloat ? BfloatPage<V>::kPair : FloatPage<V>::kPair;
+    const int64_t offset = place % w.page_size, lane = offset % kLanes, row = int64_t(w.width) * 4;
+    const int pair = w.bfloat ? BfloatPage<V>::kPair : FloatPage<V>::kPair;
     keys += offset / kLanes * (w.width / 2) * pair;
     char* values = w.pages + ((place / w.page_size * w.kv_heads + head) * 2 + 1) * w.part_bytes();
-    values += offset * (w.width / 32) * pair;
+    values += w.bfloat ? offset / 2 * row + offset % 2 * 2 : offset * row;
 
     float key[kMostDim];
     copy<V>(key, in, w.dim);
@@ -114,21 +182,21 @@ template <class V> struct TokenWriter {
       float even[kLanes] = {}, odd[kLanes] = {};
       int pairs = least((w.dim - i) / 2, kLanes);
       for (int j = 0; j < pairs; j++) even[j] = key[i + 2 * j], odd[j] = key[i + 2 * j + 1];
-      char* at = keys + i / 2 * pair;
-      if (w.bfloat) {
-        BfloatPage<V>::store(at + 4 * lane, BfloatPage<V>::kPair, even, odd, pairs);
-      } else {
-        for (int j = 0; j < pairs; j++) {
-          float* to = (float*)(at + j * FloatPage<V>::kPair) + lane;
-          to[0] = even[j], to[kLanes] = odd[j];
-        }
-      }
+      char* at = keys + i / 2 * pair + 4 * lane;
       float value[2 * kLanes] = {};
       copy<V>(value, in + w.dim + i, least(w.dim - i, 2 * kLanes));
       if (w.bfloat) {
-        BfloatPage<V>::store(values + i / 32 * pair, 4, value, value + kLanes, kLanes);
+        uint16_t bits[4 * kLanes];
+        V::store_bfloat(bits, V::load(even)), V::store_bfloat(bits + kLanes, V::load(odd));
+        V::store_bfloat(bits + 2 * kLanes, V::load(value)), V::store_bfloat(bits + 3 * kLanes, V::load(value + kLanes));
+        for (int j = 0; j < pairs; j++) *(int32_t*)(at + j * pair) = int32_t(uint32_t(bits[kLanes + j]) << 16 | bits[j]);
+        for (int j = 0; j < 2 * kLanes; j++) *(uint16_t*)(values + (i + j) * 4) = bits[2 * kLanes + j];
       } else {
-        copy<V>((float*)(values + i / 32 * pair), value, 2 * kLanes);
+        for (int j = 0; j < pairs; j++) {
+          float* to = (float*)(at + j * pair);
+          to[0] = even[j], to[kLanes] = odd[j];
+        }
+        copy<V>((float*)(values + i * 4), value, 2 * kLanes);
       }
     }
   }

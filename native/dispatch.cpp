@@ -24,9 +24,9 @@ struct Leaf {
   uint32_t a = 0, b = 0, c = 0, d = 0;
 };
 
-Leaf cpuid(uint32_t leaf) {
+Leaf cpuid(uint32_t leaf, uint32_t subleaf = 0) {
   Leaf r;
-  __get_cpuid_count(leaf, 0, &r.a, &r.b, &r.c, &r.d);  // leaves it zero where the processor has no such leaf
+  __get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d);  // leaves it zero where the processor has no such leaf
   return r;
 }
 
@@ -52,6 +52,8 @@ uint64_t saved_registers() {
   return has_avx2() && (saved_registers() & 0xe6) == 0xe6 && has(cpuid(7).b, {16, 17, 30, 31}) &&  // F, DQ, BW, VL
          has(cpuid(7).c, {11});                                                                    // VNNI
 }
+
+[[maybe_unused]] bool has_avx512_bf16() { return has_avx512() && cpuid(7).a >= 1 && has(cpuid(7, 1).a, {5}); }
 #elif defined(__aarch64__)
 [[maybe_unused]] bool has_neon() {
 #if defined(__linux__)
@@ -65,6 +67,9 @@ uint64_t saved_registers() {
 
 std::vector<const Kernels*> find_supported() {
   std::vector<const Kernels*> found;
+#if defined(HEADRACE_AVX512_BF16)
+  if (has_avx512_bf16()) found.push_back(&kAvx512Bf16Kernels);
+#endif
 #if defined(HEADRACE_AVX512)
   if (has_avx512()) found.push_back(&kAvx512Kernels);
 #endif

@@ -1,4 +1,5 @@
 // Zeros that take no memory until they are written to, for pools of which most may never be.
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -22,6 +23,11 @@ ffi::Error zeros(ffi::Result<ffi::AnyBuffer> out) {
   const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
   char* first = begin + (page - reinterpret_cast<uintptr_t>(begin) % page) % page;
   char* last = end - reinterpret_cast<uintptr_t>(end) % page;
+#if defined(MADV_HUGEPAGE)
+  // In large pages where the system has them: attention reads a few KB here and there, and would need a translation for
+  // each. What is written takes memory 2 MB at a time then.
+  if (last - first >= (2 << 20)) madvise(first, size_t(last - first), MADV_HUGEPAGE);
+#endif
   if (first < last && madvise(first, size_t(last - first), MADV_DONTNEED) == 0) {
     std::memset(begin, 0, size_t(first - begin));
     std::memset(last, 0, size_t(end - last));

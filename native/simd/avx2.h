@@ -12,6 +12,7 @@ struct Avx2 {
   static constexpr const char* kName = "avx2";
   static constexpr int kRows = 4;
   static constexpr bool kSignedBytes = true;
+  static constexpr bool kDotsBfloat = false;
 
   struct F { __m256 lo, hi; };
   struct I { __m256i lo, hi; };

@@ -12,6 +12,7 @@ struct Avx512 {
   static constexpr const char* kName = "avx512";
   static constexpr int kRows = 8;
   static constexpr bool kSignedBytes = false;
+  static constexpr bool kDotsBfloat = false;
 
   using F = __m512;
   using I = __m512i;

@@ -37,6 +37,7 @@ template <class V> uint64_t checksum() {
     f = V::add(f, V::mul(exp<V>(va), V::sqrt(vb)));
     V::store(out, f);
     add(out, 64);
+    f = dot_bfloat<V>(f, V::bits(va), V::bits(vb));
     V::store_bfloat(bfloats, f);
     add(bfloats, 32);
     V::store(out, V::load_bfloat(bfloats));

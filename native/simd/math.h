@@ -22,6 +22,17 @@ template <class V> inline float max_lanes(typename V::F a) {
   return x[0];
 }
 
+// acc + a * b for each half of 32-bit lanes that hold two bfloat16: the high halves' product first, each sum rounded once.
+template <class V> inline typename V::F dot_bfloat(typename V::F acc, typename V::I a, typename V::I b) {
+  if constexpr (V::kDotsBfloat) {
+    return V::dot_bfloat(acc, a, b);
+  } else {
+    const typename V::I high = V::iset1(int32_t(0xffff0000u));
+    acc = V::fma(V::from_bits(V::iand(a, high)), V::from_bits(V::iand(b, high)), acc);
+    return V::fma(V::from_bits(V::template shl<16>(a)), V::from_bits(V::template shl<16>(b)), acc);
+  }
+}
+
 // e^x within 2 units in the last place; 0 below -87.7 (no subnormal numbers), x taken as at most 88.3, NaN for NaN.
 // Cody and Waite's reduction to |r| <= ln(2) / 2 and the Taylor polynomial of degree 7 by Horner's rule.
 template <class V> inline typename V::F exp(typename V::F x) {

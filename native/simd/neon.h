@@ -12,6 +12,7 @@ struct Neon {
   static constexpr const char* kName = "neon";
   static constexpr int kRows = 4;
   static constexpr bool kSignedBytes = true;
+  static constexpr bool kDotsBfloat = false;
 
   struct F { float32x4_t v[4]; };
   struct I { int32x4_t v[4]; };

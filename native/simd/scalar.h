@@ -47,6 +47,7 @@ struct Scalar {
   static constexpr const char* kName = "scalar";
   static constexpr int kRows = 4;              // rows that a block of a product has at most: what fits the registers
   static constexpr bool kSignedBytes = false;  // dot() takes its first operand as signed bytes; see matmul.h
+  static constexpr bool kDotsBfloat = false;  // whether there is dot_bfloat(), an instruction for what math.h makes of others
 
   struct F { float v[16]; };
   struct I { int32_t v[16]; };

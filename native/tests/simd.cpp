@@ -102,6 +102,14 @@ void check_floats(const Numbers& n, const Vectors<V>& v, const Vectors<S>& s) {
   FLOATS(V::load_odd_bfloat(n.halves), S::load_odd_bfloat(n.halves));
   FLOATS(exp<V>(v.a), exp<S>(s.a));
   FLOATS(exp<V>(V::load(n.finite)), exp<S>(S::load(n.finite)));
+  float normal[48];  // of sizes whose products and sums are normal numbers too
+  for (int i = 0; i < 48; i++) {
+    const uint32_t word = (i < 16 ? n.words[i] : i < 32 ? n.more[i - 16] : n.third[i - 32]);
+    const uint32_t bits = (word & 0x807fffffu) | (127 - 20 + word % 40) << 23;
+    std::memcpy(normal + i, &bits, 4);
+  }
+  FLOATS(dot_bfloat<V>(V::load(normal), V::bits(V::load(normal + 16)), V::bits(V::load(normal + 32))),
+         dot_bfloat<S>(S::load(normal), S::bits(S::load(normal + 16)), S::bits(S::load(normal + 32))));
   ints_equal("bits", V::bits(v.a), S::bits(s.a));
   ints_equal("round", V::round(V::load(n.finite)), S::round(S::load(n.finite)));
   float sums[4] = {sum_lanes<V>(v.a), max_lanes<V>(v.a), sum_lanes<S>(s.a), max_lanes<S>(s.a)};

@@ -177,7 +177,7 @@ def native_order(page_size: int, dim: int, itemsize: int) -> np.ndarray:
     width, bits16 = dim + -dim % 32, itemsize == 2
     token, d = np.arange(page_size)[:, None], np.arange(dim)
     keys = (token // 16 * (width // 2) + d // 2) * 32 + (token % 16 * 2 + d % 2 if bits16 else d % 2 * 16 + token % 16)
-    values = token * width + d // 32 * 32 + (d % 16 * 2 + d // 16 % 2 if bits16 else d % 32)
+    values = token // 2 * 2 * width + 2 * d + token % 2 if bits16 else token * width + d
     return np.stack([keys, values + page_size * width], axis=1)
 
 

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from headrace.kernels.jax_attention import GROUP, KEY_TILE, QUERY_BLOCK, JaxAttention
+from headrace.kernels.native_attention import NativeAttention
 from kernels.ragged import CPU_KERNELS, MIX, NATIVE, Bucket, Chunk, World, random_chunks
 
 
 def check(world: World, chunks: list[Chunk], bucket: Bucket, window: int | None) -> None:
     out, _ = world.attend(chunks, bucket, window)
-    np.testing.assert_allclose(out, world.expected(chunks, window), atol=3e-6)
+    # The native kernel rounds queries and weights to bfloat16 too; test_native.py has a limit for each case.
+    rounds = world.dtype == jnp.bfloat16 and isinstance(world.kernel, NativeAttention)
+    np.testing.assert_allclose(out, world.expected(chunks, window), atol=1e-2 if rounds else 3e-6)
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS)

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import native
 from headrace.kernels.native_attention import NativeAttention
+from system_pages import in_large_pages, needs_large_pages
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not built")
 
@@ -34,6 +35,12 @@ def test_they_take_no_memory_until_they_are_written() -> None:
     assert pages.nbytes == 1 << 28
     assert _resident_bytes() - before < 1 << 25
     assert not pages[::4099].any()
+
+
+@needs_large_pages
+def test_they_are_in_large_pages_of_the_system() -> None:
+    pages = KERNEL.make_pages(4096, 16, 2, 32)
+    assert in_large_pages(pages.unsafe_buffer_pointer(), pages.nbytes)
 
 
 def _resident_bytes() -> int:

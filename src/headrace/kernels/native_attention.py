@@ -52,7 +52,10 @@ class _Work:
 
 @dataclass(frozen=True)
 class NativeAttention:
-    """The kernel for CPUs. Keys and values are stored in `dtype`, float32 or bfloat16; all arithmetic is float32."""
+    """The kernel for CPUs. Keys and values are stored in `dtype`, float32 or bfloat16; sums are float32.
+
+    With bfloat16, queries and weights are rounded to it as well.
+    """
 
     dtype: jnp.dtype
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +32,7 @@ from headrace.models.registry import family_of_config, family_of_gguf
 from headrace.models.sharding import device_spec, partition, tensor_parallel_of
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights, LayerWeights, Part, WeightDecl, declare
+from headrace.weights.aligned import Arena, aligned_empty
 from headrace.weights.files import TensorFile
 from headrace.weights.gguf import GGUFFile
 from headrace.weights.packed import GROUP, pack_parts, pack_quantized, packable, paired
@@ -150,9 +151,10 @@ def load_weights(
     declarations = list(declare(checkpoint.spec, shards))
     _check_tensors(checkpoint, declarations)
     leaves: dict[tuple[str, int | None], Any] = {}
+    arena = Arena() if native else None
 
     def read(declaration: WeightDecl) -> Any:
-        leaf = _read(checkpoint, declaration, dtype, weights_dtype, native)
+        leaf = _read(checkpoint, declaration, dtype, weights_dtype, arena)
         spec = partition(declaration.axes, vocab_shards)
         if isinstance(leaf, BlockWeight) and spec[-1] is not None and leaf.blocks_per_row % shards:
             raise ConfigError(
@@ -185,13 +187,13 @@ def _place(array: np.ndarray, mesh: Mesh | None, spec: PartitionSpec) -> jax.Arr
 
 
 def _read(
-    checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None, native: bool
+    checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str | None, arena: Arena | None
 ) -> Any:
-    """A weight in its final form, but of NumPy arrays."""
+    """A weight in its final form, but of NumPy arrays; packed ones, if there are to be any, lie in the arena."""
     if not declaration.is_matrix:
         return _read_plain(checkpoint, declaration, jnp.dtype(jnp.float32))
-    if native:
-        leaf = _read_packed(checkpoint, declaration, dtype, weights_dtype or dtype.name)
+    if arena is not None:
+        leaf = _read_packed(checkpoint, declaration, dtype, weights_dtype or dtype.name, arena.empty)
         return paired(leaf) if isinstance(leaf, NativeWeight) and declaration.field == "gate_up" else leaf
     return _read_unpacked(checkpoint, declaration, dtype, weights_dtype)
 
@@ -207,7 +209,11 @@ def _read_unpacked(
 
 
 def _read_packed(
-    checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype, weights_dtype: str
+    checkpoint: Checkpoint,
+    declaration: WeightDecl,
+    dtype: jnp.dtype,
+    weights_dtype: str,
+    empty: Callable[[int], np.ndarray],
 ) -> NativeWeight | WeightLeaf:
     if weights_dtype in ("int8", "gguf") and dtype == jnp.float32:
         # The kernels round the operands of quantised matrices to 8 bits, which is not what float32 asks for.
@@ -216,7 +222,7 @@ def _read_packed(
         whole = _read_int8(checkpoint, declaration, dtype)
         if declaration.shape[1] % GROUP:
             return whole
-        return pack_quantized(np.asarray(whole.array), np.asarray(whole.scale), _aligned_bytes)
+        return pack_quantized(np.asarray(whole.array), np.asarray(whole.scale), empty)
     stored = weights_dtype == "gguf"
     dense = dtype if stored else jnp.dtype(weights_dtype)
     forms, readers = [], []
@@ -227,9 +233,11 @@ def _read_packed(
         forms.append(kind if is_block else dense.name)
         readers.append(partial(_part_rows, checkpoint, part, name, None if is_block else dense))
     if packable(forms, declaration.parts):
-        return pack_parts(forms, declaration.parts, readers, declaration.shape[1], dense, _aligned_bytes)
+        return pack_parts(forms, declaration.parts, readers, declaration.shape[1], dense, empty)
     if len(forms) > 1 and all(packable([form], [part]) for form, part in zip(forms, declaration.parts, strict=True)):
-        alone = [_read_packed(checkpoint, _alone(declaration, p), dtype, weights_dtype) for p in declaration.parts]
+        alone = [
+            _read_packed(checkpoint, _alone(declaration, p), dtype, weights_dtype, empty) for p in declaration.parts
+        ]
         return FusedWeight(tuple(alone), tuple(p.count for p in declaration.parts), declaration.parts[0].view[2])
     return _read_stored(checkpoint, declaration, dtype)
 
@@ -246,15 +254,15 @@ def _part_rows(checkpoint: Checkpoint, part: Part, name: str, dense: jnp.dtype |
 
 
 def _read_plain(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype) -> Any:
-    buffer = _aligned_empty(declaration.shape, dtype)
+    buffer = aligned_empty(declaration.shape, dtype)
     for part in declaration.parts:
         _fill(checkpoint, declaration, part, buffer)
     return buffer
 
 
 def _read_int8(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dtype) -> Int8Weight:
-    whole: Any = _aligned_empty(declaration.shape, jnp.dtype(jnp.int8))
-    scales: Any = _aligned_empty(declaration.shape[:1], jnp.dtype(jnp.float32))
+    whole: Any = aligned_empty(declaration.shape, jnp.dtype(jnp.int8))
+    scales: Any = aligned_empty(declaration.shape[:1], jnp.dtype(jnp.float32))
     for part in declaration.parts:
         rows, columns = part.shape
         # What fills the weight needs no array of its own.
@@ -286,7 +294,7 @@ def _read_stored(checkpoint: Checkpoint, declaration: WeightDecl, dtype: jnp.dty
     for part, name in zip(declaration.parts, names, strict=True):
         for field, rows in split_fields(format_name, checkpoint.file.read_stored(name)).items():
             if field not in fields:
-                fields[field] = _aligned_empty((declaration.shape[0], rows.shape[1]), rows.dtype)
+                fields[field] = aligned_empty((declaration.shape[0], rows.shape[1]), rows.dtype)
             _put(checkpoint, part, rows, fields[field])
     return BlockWeight(fields, format_name, dtype)
 
@@ -355,18 +363,6 @@ def _half_rotation_order(rows: np.ndarray, head_dim: int) -> np.ndarray:
     tail = rows.shape[1:]
     pairs = rows.reshape(-1, head_dim // 2, 2, *tail)
     return pairs.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: jnp.dtype, alignment: int = 64) -> np.ndarray:
-    """An uninitialised array at an address that XLA:CPU can take over without a copy."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(size + alignment, np.uint8)
-    offset = -raw.ctypes.data % alignment
-    return raw[offset : offset + size].view(dtype).reshape(shape)
-
-
-def _aligned_bytes(size: int) -> np.ndarray:
-    return _aligned_empty((size,), jnp.dtype(jnp.uint8))
 
 
 def _assemble(
