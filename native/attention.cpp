@@ -18,8 +18,9 @@ struct Plan {
   int64_t work = 0;
 };
 
-// Below this many products of vectors (4 microseconds or so), waiting for other threads takes longer.
-constexpr int64_t kWorthSharing = 15000;
+// Below this many products of vectors (10 microseconds or so, with the memory that they read), waiting for other threads takes
+// longer. Eight short contexts are some 10,000: by one thread alone, a fifth of a whole decode step of a small model.
+constexpr int64_t kWorthSharing = 1500;
 constexpr int kBatchesPerThread = 4;  // so that threads end at about the same time
 
 // Products of vectors, where loading keys and values counts as much as one query.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "argmax.h"
 #include "attention_kernel.h"
 #include "matmul.h"
 #include "simd/checksum.h"
@@ -17,12 +18,13 @@ struct Kernels {
   void (*pack_rows)(const Rows& rows, int64_t row, int R, float* buffer);
   void (*multiply)(const Product& product, int64_t begin, int64_t end);
   void (*add_norm)(const float* residual, const float* weight, float eps, int64_t n, float* y, float* buffer);
+  Largest (*argmax)(const float* x, int64_t n);
   AttentionKernels attention;
 };
 
 // A constant, so that the code of an instruction set does not run by itself on a machine that has not got it.
 template <class V> constexpr Kernels kernels_of() {
-  return {V::kName, checksum<V>, block_rows<V>, pack_rows<V>, multiply<V>, add_norm<V>, Attention<V>::table()};
+  return {V::kName, checksum<V>, block_rows<V>, pack_rows<V>, multiply<V>, add_norm<V>, argmax<V>, Attention<V>::table()};
 }
 
 // In isa/, one file each; which of them there are depends on the processor and the compiler.

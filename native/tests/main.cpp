@@ -38,9 +38,10 @@ int main(int count, char** arguments) {
   for (const Kernels* const* t = supported(); *t != nullptr; t++) {
     int vectors = check_vectors((*t)->name, shapes * 20), matmul = test::check_matmul(**t, shapes);
     int attention = test::check_attention(**t, shapes);
-    std::printf("%s: vectors %d, matmul %d, attention %d failures\n", (*t)->name, vectors, matmul, attention);
+    int argmax = test::check_argmax(**t, shapes * 10);
+    std::printf("%s: vectors %d, matmul %d, attention %d, argmax %d failures\n", (*t)->name, vectors, matmul, attention, argmax);
     std::fflush(stdout);
-    failures += vectors + matmul + attention;
+    failures += vectors + matmul + attention + argmax;
     found = found || std::strcmp((*t)->name, wanted) == 0;
   }
   int team = test::check_team(shapes * 20);

@@ -15,6 +15,7 @@ int check_neon(long cases);
 
 int check_matmul(const Kernels& kernels, long shapes);     // against plain C++ bit for bit, and against float64
 int check_attention(const Kernels& kernels, long shapes);  // against plain C++ bit for bit, on one thread and on three
+int check_argmax(const Kernels& kernels, long shapes);     // against the obvious loop
 int check_team(long loops);
 
 }  // namespace headrace::test

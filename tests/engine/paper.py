@@ -129,6 +129,9 @@ class PaperManager:
     def read_tokens(self, result: list[int], step: ScheduledStep) -> np.ndarray:
         return np.array(result[: step.total_logits], np.int32)
 
+    def release(self, result: list[int]) -> None:
+        result.clear()  # nothing of it is read any more
+
     def reset_state(self) -> None:
         self._pages[:] = -9
 

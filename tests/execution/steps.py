@@ -73,7 +73,10 @@ class Driver:
     def run(self, chunks: Mapping[int, int]) -> dict[int, int]:
         """Executes a step of so many tokens of each slot; the sampled token of each slot."""
         step = self.schedule(chunks)
-        return self.commit(step, self.manager.execute(step))
+        result = self.manager.execute(step)
+        tokens = self.commit(step, result)
+        self.manager.release(result)
+        return tokens
 
     def generate(self, slot: int, count: int, chunk: int = 32) -> list[int]:
         """Runs one slot alone until it has so many more tokens, and returns them."""

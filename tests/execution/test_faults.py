@@ -62,7 +62,7 @@ def packed_batch(max_model_len: int) -> bytes:
 def test_fault_02_what_is_sent_does_not_grow_with_max_model_len() -> None:
     assert packed_batch(64) == packed_batch(131_072)
     # The step takes the packed batch; all else that it takes is on the device already.
-    *_, packed, _constraints = parameter_shapes(tiny_manager(**GEOMETRY).compiled_text((8, 2)))
+    *_, packed, _constraints, _spare = parameter_shapes(tiny_manager(**GEOMETRY).compiled_text((8, 2)))
     assert packed == f"s32[{len(packed_batch(64)) // 4}]"
     # 3 kB of it are room for the pages of shared prefixes.
     assert len(packed_batch(64)) - 12 * MAX_SHARED_PAGE_UPDATES < 320

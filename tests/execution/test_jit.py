@@ -55,9 +55,9 @@ def test_the_guard_counts_or_refuses_a_compilation_in_a_step_compiled_ahead(tiny
         ahead = manager._compiled.find(bucket)
         assert ahead is not None
 
-        def traces(weights: Any, state: Any, packed: Any, constraints: Any, ahead: Any = ahead) -> Any:
+        def traces(weights: Any, state: Any, packed: Any, constraints: Any, spare: Any, ahead: Any = ahead) -> Any:
             jax.jit(lambda x: x + 1).lower(packed).compile()
-            return ahead(weights, state, packed, constraints)
+            return ahead(weights, state, packed, constraints, spare)
 
         manager._compiled.put(bucket, traces)
         engine = engine_over(manager, tiny_folder)

@@ -77,6 +77,19 @@ def test_x12_logits_and_hidden_states_are_those_behind_the_tokens(driver: Driver
     np.testing.assert_allclose(hidden[:2] @ EMBEDDING.T, logits[:2], atol=1e-4)  # the others are padding
 
 
+def test_released_logits_leave_their_memory_to_a_later_step_and_no_others_do(driver: Driver) -> None:
+    driver.add(0, SHORT)
+    step = driver.schedule({0: 5})
+    kept, released = driver.manager.execute(step), driver.manager.execute(step)
+    place = released.logits.unsafe_buffer_pointer()
+    driver.manager.release(released)
+    third, fourth = driver.manager.execute(step), driver.manager.execute(step)
+    assert third.logits.unsafe_buffer_pointer() == place
+    assert released.logits.is_deleted()
+    for result in (third, fourth):
+        np.testing.assert_array_equal(result.logits[0], kept.logits[0])
+
+
 def test_x12_only_rows_that_end_their_prompt_have_a_token(driver: Driver) -> None:
     driver.add(0, SHORT)
     driver.add(1, MIDDLE)
@@ -167,13 +180,14 @@ def test_x4_fault_01_a_step_is_one_launch_and_one_transfer(driver: Driver, tmp_p
     driver.add(0, SHORT)
     driver.add(1, MIDDLE)
     driver.run({0: 5, 1: 23})
+    driver.run({0: 1, 1: 1})  # where the first logits of this size may need memory
     seen = profile(tmp_path / "steps", lambda: [driver.run({0: 1, 1: 1}) for _ in range(7)])
     assert {name: seen[name] for name in names} == dict.fromkeys(names, 7)
-    assert driver.ids[0][5:] == GOLDEN.continuations[0][:8]
+    assert driver.ids[0][5:] == GOLDEN.continuations[0][:9]
 
 
 class TokensOnly:
-    """A manager whose results hold nothing but tokens."""
+    """A manager whose results hold nothing but tokens, and logits to give back unread."""
 
     def __init__(self, manager: ExecutionManager) -> None:
         self._manager = manager
@@ -182,7 +196,8 @@ class TokensOnly:
         return getattr(self._manager, name)
 
     def execute(self, step: ScheduledStep) -> Any:
-        return SimpleNamespace(tokens=self._manager.execute(step).tokens)
+        result = self._manager.execute(step)
+        return SimpleNamespace(tokens=result.tokens, logits=result.logits)
 
 
 def test_x4_the_engine_fetches_nothing_but_tokens(manager: ExecutionManager, tiny_folder: Path) -> None:

@@ -352,6 +352,7 @@ class Engine:
         scores = read.read_scores(result, step) if scored else None
         prompt_scores = None if step.scores_prompt is None else read.read_prompt_scores(result, step)
         take_hidden(requests, step, result, read)
+        read.release(result)
         launched.meter.mark()
         row = position = accepted = 0
         for request, computed, count, samples, lines in zip(

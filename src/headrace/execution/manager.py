@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.errors import StepError
+from headrace.execution.arguments import Arguments, PreparedBatch
 from headrace.execution.batch import BatchLayout, HostBatch
 from headrace.execution.buckets import (
     Bucket,
@@ -35,6 +36,7 @@ from headrace.execution.retrace import differences
 from headrace.execution.saved import SavedStep, fingerprint
 from headrace.execution.schedule import ScheduledStep
 from headrace.execution.sequences import SequenceTable
+from headrace.execution.spare import SpareLogits
 from headrace.execution.spread import (
     PER_RANK,
     RankedBatch,
@@ -55,30 +57,6 @@ from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PreparedBatch:
-    """A batch on its way to the device: its bucket, the compiled step, and its arrays there, and here as one.
-
-    Attributes:
-        constraints: those of its rows; if none has any, an array that is always there.
-    """
-
-    bucket: Bucket
-    executable: Executable
-    packed: jax.Array
-    constraints: jax.Array
-    host: np.ndarray
-
-
-class _Arguments(NamedTuple):
-    """What a compiled step is called with: arrays, or their shapes."""
-
-    weights: Any
-    state: Any
-    packed: Any
-    constraints: Any
 
 
 class ExecutionManager:
@@ -126,6 +104,7 @@ class ExecutionManager:
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch | RankedBatch] = {}
         self._no_constraints: dict[int, jax.Array] = {}  # by logits rows
+        self._spare_logits = SpareLogits(self._device_spec.vocab_size) if mesh is None else None
         self._new_state = self._device_state if mesh is None else empty_state(self._device_state, mesh)
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
@@ -168,6 +147,8 @@ class ExecutionManager:
         if o.use_aot_forward:
             meet = None if self._group is None else self._group.meet
             self._compiled.warm_up(pairs, self._lower, self._try_out, threads=threads, progress=progress, meet=meet)
+        if self._spare_logits is not None:
+            self._spare_logits.prepare(sizes)
         return time.perf_counter() - start
 
     def start_async_prep(self, step: ScheduledStep) -> None:
@@ -198,10 +179,22 @@ class ExecutionManager:
             self._check_arguments(prepared)
         before = compilations_in_thread()
         with nullcontext() if self._group is None else self._group.step(prepared.bucket, prepared.host):
-            self._state, result = prepared.executable(self._weights, self._state, prepared.packed, prepared.constraints)
+            result = self._run(prepared.bucket, prepared.executable, prepared.packed, prepared.constraints)
         if self.options.compile_guard != "off":
             self._check_compilations(compilations_in_thread() - before, prepared.bucket)
-        return result  # type: ignore[no-any-return]
+        return result
+
+    def _run(self, bucket: Bucket, executable: Executable, packed: jax.Array, constraints: jax.Array) -> StepResult:
+        spare = None if self._spare_logits is None else self._spare_logits.take(bucket[1])
+        result: StepResult
+        self._state, result = executable(self._weights, self._state, packed, constraints, spare)
+        return result
+
+    def release(self, result: StepResult) -> None:
+        """Takes the memory of a result's logits for a later step: they must not be read any more. Not to call this is
+        no error; a large array then costs page faults at each step."""
+        if self._spare_logits is not None:
+            self._spare_logits.put(result.logits)
 
     def execute_packed(self, bucket: Bucket, packed: np.ndarray) -> StepResult:
         """Dispatches the step that another process has announced; see `Group.step`."""
@@ -211,8 +204,9 @@ class ExecutionManager:
         return self.execute(self._on_its_way(bucket, executable, lines[:, :size], lines[:, size:], packed))
 
     def _check_arguments(self, prepared: PreparedBatch) -> None:
-        given = _Arguments(self._weights, self._state, prepared.packed, prepared.constraints)
-        found = list(differences(self._argument_forms(prepared.bucket), given))
+        forms = self._argument_forms(prepared.bucket)
+        given = Arguments(self._weights, self._state, prepared.packed, prepared.constraints, forms.spare)
+        found = list(differences(forms, given))
         if found:
             raise StepError(f"arguments that no step was compiled for: {'; '.join(found)}")
 
@@ -395,27 +389,30 @@ class ExecutionManager:
             if self.mesh is not None:
                 function = over_mesh(function, self.mesh, self._forms[0])
 
-            def step(*arguments: Any) -> Any:
-                return function(*arguments)
+            def step(weights: Any, state: Any, packed: Any, constraints: Any, spare: Any) -> Any:
+                return function(weights, state, packed, constraints)  # XLA puts the logits into what is donated
 
             step.__name__ = name
             options = OLDER_EMITTERS if self._is_native else None
-            return jax.jit(step, donate_argnums=1, compiler_options=options).lower(*forms)
+            return jax.jit(step, donate_argnums=(1, 4), keep_unused=True, compiler_options=options).lower(*forms)
 
         folder = self.options.saved_steps
         if folder is None or self.mesh is not None:
             return lower()  # for which order of devices it was made a file would not tell; there is JAX's own cache
         return SavedStep(folder / fingerprint(*static, forms=forms), lower)
 
-    def _argument_forms(self, bucket: Bucket) -> _Arguments:
+    def _argument_forms(self, bucket: Bucket) -> Arguments:
         """Shapes instead of arrays: what a step is compiled for."""
         weights, state = self._forms
         sizes = self._layout(bucket).size, self._constraints_size(bucket)
         if self.mesh is None:
-            return _Arguments(weights, state, *(jax.ShapeDtypeStruct((size,), jnp.int32) for size in sizes))
+            packed, constraints = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in sizes)
+            spare = jax.ShapeDtypeStruct((bucket[1], self._device_spec.vocab_size), jnp.float32)
+            return Arguments(weights, state, packed, constraints, spare)
         sharding = NamedSharding(self.mesh, PER_RANK)
         shapes = [(self.num_ranks, size) for size in sizes]
-        return _Arguments(weights, state, *(jax.ShapeDtypeStruct(s, jnp.int32, sharding=sharding) for s in shapes))
+        packed, constraints = (jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for shape in shapes)
+        return Arguments(weights, state, packed, constraints)
 
     def _constraints_size(self, bucket: Bucket) -> int:
         return bucket[1] * constraint_words(self.spec.vocab_size)
@@ -430,8 +427,9 @@ class ExecutionManager:
         batch = self._batches[bucket]
         batch.fill(ScheduledStep(empty, empty, empty, empty), self.sequences)
         packed = self.transfers.to_device(batch.packed.copy())
-        self._state, result = executable(self._weights, self._state, packed, self._no_constraints[bucket[1]])
+        result = self._run(bucket, executable, packed, self._no_constraints[bucket[1]])
         result.tokens.block_until_ready()
+        self.release(result)
 
     def _device_state(self) -> DeviceState:
         """The empty state of one device."""

@@ -37,7 +37,8 @@ class StepResult:
             for; see `logprobs.scores`.
         prompt_scores: [tokens, score_columns(max_logprobs)] int32, the same of the prompt token after each token;
             [0, …] in a step that cannot score prompts.
-        logits: [logits rows, vocab] float32, as the model gives them; of padding they have no meaning.
+        logits: [logits rows, vocab] float32, as the model gives them; of padding they have no meaning. After
+            `ExecutionManager.release` they are gone.
         hidden: [logits rows, hidden] float32, the last hidden states behind those logits.
         token_hidden: [tokens, hidden] float32, those of all tokens of the step.
     """

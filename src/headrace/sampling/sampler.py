@@ -57,13 +57,13 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
         return jnp.where(random, _inverse_cdf(likelihood, _uniforms(rows)), greedy)
 
     tokens = jax.lax.cond(random.any(), drawn, lambda: greedy)
-    return jnp.where(_good(logits, peak), tokens, BAD_LOGITS)
+    return jnp.where(jnp.isfinite(peak), tokens, BAD_LOGITS)
 
 
 def most_likely(logits: jax.Array) -> jax.Array:
     """The tokens [rows] int32 of `sample` if all rows are greedy."""
     peak, greedy = argmax(logits)
-    return jnp.where(_good(logits, peak), greedy, BAD_LOGITS)
+    return jnp.where(jnp.isfinite(peak), greedy, BAD_LOGITS)
 
 
 def sample_processed(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, jax.Array]:
@@ -82,12 +82,7 @@ def sample_processed(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, 
         return tokens, jnp.where(random[:, None], jnp.where(likelihood > 0, scaled, -jnp.inf), logits)
 
     tokens, processed = jax.lax.cond(random.any(), drawn, lambda: (greedy, logits))
-    return jnp.where(_good(logits, peak), tokens, BAD_LOGITS), processed
-
-
-def _good(logits: jax.Array, peak: jax.Array) -> jax.Array:
-    """Whether [rows] there is a token to choose. A NaN is seen in the sum: XLA:CPU's maximum passes over it."""
-    return jnp.isfinite(peak) & ~jnp.isnan(logits.sum(-1))
+    return jnp.where(jnp.isfinite(peak), tokens, BAD_LOGITS), processed
 
 
 def _scaled(logits: jax.Array, peak: jax.Array, rows: SamplingRows) -> jax.Array:
