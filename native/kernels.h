@@ -5,6 +5,7 @@
 
 #include "attention_kernel.h"
 #include "matmul.h"
+#include "probe.h"
 #include "simd/checksum.h"
 
 namespace headrace {
@@ -18,11 +19,12 @@ struct Kernels {
   void (*multiply)(const Product& product, int64_t begin, int64_t end);
   void (*add_norm)(const float* residual, const float* weight, float eps, int64_t n, float* y, float* buffer);
   AttentionKernels attention;
+  ProbeKernels probe;
 };
 
 // A constant, so that the code of an instruction set does not run by itself on a machine that has not got it.
 template <class V> constexpr Kernels kernels_of() {
-  return {V::kName, checksum<V>, block_rows<V>, pack_rows<V>, multiply<V>, add_norm<V>, Attention<V>::table()};
+  return {V::kName, checksum<V>, block_rows<V>, pack_rows<V>, multiply<V>, add_norm<V>, Attention<V>::table(), Probe<V>::table()};
 }
 
 // In isa/, one file each; which of them there are depends on the processor and the compiler.
