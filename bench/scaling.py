@@ -38,9 +38,9 @@ def main() -> None:
             begin = time.perf_counter()
             run = _run(model, cpus[:threads], options)
             print(f"scaling: {model}, {threads} threads: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
-            _add(report, Path(model).stem if Path(model).suffix else model, threads, run)
+            _add(report, _name(model), threads, run)
             file.write_text(json.dumps(report, indent=1) + "\n")
-        _write(Path(model).stem if Path(model).suffix else model, report, output)
+        _write(_name(model), report, output)
 
 
 def _options() -> argparse.Namespace:
@@ -59,6 +59,10 @@ def _options() -> argparse.Namespace:
         if not 1 <= threads <= most:
             parser.error(f"--threads: must be 1 … {most}, not {threads}")
     return options
+
+
+def _name(model: str) -> str:
+    return Path(model).name.removesuffix(".gguf")
 
 
 def _run(model: str, cpus: list[int], options: argparse.Namespace) -> Record:
@@ -87,7 +91,8 @@ def _add(report: Record, model: str, threads: int, run: Record) -> None:
     """Adds the figures of a run, in place of earlier ones."""
     mine = {"model": model, "threads": threads}
     report["runs"] = [r for r in report["runs"] if (r["model"], r["threads"]) != (model, threads)]
-    report["runs"].append({**mine, "date": time.strftime("%Y-%m-%d"), **{k: run[k] for k in run if k != "results"}})
+    told = {name: value for name, value in run.items() if name not in ("results", "skipped")}
+    report["runs"].append({**told, **mine, "date": time.strftime("%Y-%m-%d")})
     results = {_key(r): r for r in report["results"]}
     results.update({_key(r): r for r in ({**one, **mine} for one in run["results"])})
     report["results"] = [results[key] for key in sorted(results)]

@@ -40,7 +40,7 @@ int main(int count, char** arguments) {
     int attention = test::check_attention(**t, shapes);
     std::printf("%s: vectors %d, matmul %d, attention %d failures\n", (*t)->name, vectors, matmul, attention);
     std::fflush(stdout);
-    failures += vectors + matmul + attention;
+    failures += vectors + matmul + attention + test::check_probe(**t);
     found = found || std::strcmp((*t)->name, wanted) == 0;
   }
   int team = test::check_team(shapes * 20);

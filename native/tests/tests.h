@@ -16,5 +16,6 @@ int check_neon(long cases);
 int check_matmul(const Kernels& kernels, long shapes);     // against plain C++ bit for bit, and against float64
 int check_attention(const Kernels& kernels, long shapes);  // against plain C++ bit for bit, on one thread and on three
 int check_team(long loops);
+int check_probe(const Kernels& kernels);
 
 }  // namespace headrace::test
