@@ -12,6 +12,7 @@ import jax
 
 from headrace.benchmark.context import decode, fill_pages, steps_to_begin
 from headrace.benchmark.machine import Machine, probe
+from headrace.benchmark.parts import time_products
 from headrace.benchmark.work import Counted, Limit, Row, Work
 from headrace.benchmark.workload import Load, greedy, random_prompts
 from headrace.config import EngineConfig
@@ -62,6 +63,7 @@ def measure(
     contexts: Sequence[int],
     prefill: Sequence[int],
     steps: int,
+    parts: bool = False,
 ) -> dict[str, Any]:
     """Measures the machine, then the engine, then the machine again, and takes its higher limits.
 
@@ -76,6 +78,7 @@ def measure(
         batch_sizes, contexts: of decoding, each with each; combinations whose pages do not fit are left out.
         prefill: tokens of the prompts.
         steps: of decoding, measured for each combination.
+        parts: also time the products of each batch size alone, see `benchmark.parts`.
 
     Returns:
         `model`, `dtype`, `weights_dtype`, `page_size`, `max_position`, `compilations_after_warmup`; `machine`: the
@@ -83,7 +86,9 @@ def measure(
         ("decode" or "prefill"), `batch_size`, `asked` (the context or prompt that was asked for), `context` (tokens
         that each request had in the cache, on average; of a prefill the prompt's), `ms` (of a step, or of the whole
         prompt), `tok_s`, and what it is held against: `weight_bytes`, `page_bytes`, `operations`, `memory_ms`,
-        `arithmetic_ms`, `limit_ms`, `bound` and `share`.
+        `arithmetic_ms`, `limit_ms`, `bound` and `share`; of decoding also `parts`, where they are asked for: a list of
+        `part` (a kind of matrix, or "rest": attention and all else, whose `ms` is what the products leave of the
+        step's) with `ms` and what it is held against.
 
     Raises:
         ConfigError: an argument, or an engine that this is not for: not on a CPU, of several devices or without prefix
@@ -100,6 +105,7 @@ def measure(
     measured = [_decode(llm, counted, point, steps) for point in plan.points]
     measured += [_prefill(llm, counted, tokens) for tokens in prefill]
     during = compilations() - before
+    alone = {rows: time_products(counted, rows) for rows in {p.requests for p in plan.points if parts}}
     machine = machine.best(probe(counted.kinds))
     config = engine.config
     return {
@@ -111,7 +117,7 @@ def measure(
         "compilations_after_warmup": during,
         "machine": asdict(machine),
         "skipped": plan.skipped,
-        "results": [one.held_against(machine) for one in measured],
+        "results": [{**one.report(machine), **_parts(counted, one, alone, machine)} for one in measured],
     }
 
 
@@ -193,7 +199,7 @@ def _with_slack(pages: int) -> int:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Seconds of a step or a prompt, and the work of each step in it."""
+    """Seconds of a decode step and the work of the steps that it is the median of, or of a prompt and of its chunks."""
 
     kind: str
     requests: int
@@ -202,30 +208,51 @@ class _Measured:
     seconds: float
     tokens: int
     works: list[Work]
-    parts: int
 
-    def held_against(self, machine: Machine) -> dict[str, Any]:
-        """As `measure` reports it. Work and limits are sums over `works`, divided by `parts`."""
-        limits = [Limit.of(work, machine) for work in self.works]
-        total = sum(self.works[1:], self.works[0])
-        limit = sum(one.seconds for one in limits) / self.parts
-        memory, arithmetic = (sum(getattr(one, name) for one in limits) for name in ("memory_s", "arithmetic_s"))
+    def report(self, machine: Machine) -> dict[str, Any]:
+        """As `measure` gives it."""
         return {
             "kind": self.kind,
             "batch_size": self.requests,
             "asked": self.asked,
             "context": self.context,
-            "ms": round(1e3 * self.seconds, 4),
             "tok_s": round(self.tokens / self.seconds, 1),
-            "weight_bytes": total.weight_bytes // self.parts,
-            "page_bytes": total.page_bytes // self.parts,
-            "operations": {kind: count // self.parts for kind, count in total.operations.items()},
-            "memory_ms": round(1e3 * memory / self.parts, 4),
-            "arithmetic_ms": round(1e3 * arithmetic / self.parts, 4),
-            "limit_ms": round(1e3 * limit, 4),
-            "bound": "memory" if memory >= arithmetic else "arithmetic",
-            "share": round(limit / self.seconds, 4),
+            **_against(machine, self.seconds, self.works, len(self.works) if self.kind == "decode" else 1),
         }
+
+
+def _against(machine: Machine, seconds: float, works: Sequence[Work], count: int) -> dict[str, Any]:
+    """What a time is held against: the sums of all works' figures over `count`."""
+    limits = [Limit.of(work, machine) for work in works]
+    memory, arithmetic, limit = (
+        sum(getattr(one, name) for one in limits) / count for name in ("memory_s", "arithmetic_s", "seconds")
+    )
+    total = sum(works[1:], works[0])
+    return {
+        "ms": round(1e3 * seconds, 4),
+        "weight_bytes": total.weight_bytes // count,
+        "page_bytes": total.page_bytes // count,
+        "operations": {kind: operations // count for kind, operations in total.operations.items()},
+        "memory_ms": round(1e3 * memory, 4),
+        "arithmetic_ms": round(1e3 * arithmetic, 4),
+        "limit_ms": round(1e3 * limit, 4),
+        "bound": "memory" if memory >= arithmetic else "arithmetic",
+        "share": round(limit / seconds, 4),
+    }
+
+
+def _parts(
+    counted: Counted, measured: _Measured, alone: dict[int, dict[str, float]], machine: Machine
+) -> dict[str, list[dict[str, Any]]]:
+    """The parts of a decode step whose products were timed."""
+    seconds = alone.get(measured.requests)
+    if seconds is None or measured.kind != "decode":
+        return {}
+    works = counted.products(measured.requests, measured.requests)
+    parts = {name: (seconds[name], work) for name, work in works.items()}
+    attention = counted.attend([Row(measured.context)] * measured.requests)
+    parts["rest"] = max(measured.seconds - sum(seconds.values()), 1e-9), attention
+    return {"parts": [{"part": name, **_against(machine, took, [work], 1)} for name, (took, work) in parts.items()]}
 
 
 def _decode(llm: LLM, counted: Counted, point: _Point, steps: int) -> _Measured:
@@ -234,7 +261,7 @@ def _decode(llm: LLM, counted: Counted, point: _Point, steps: int) -> _Measured:
     works = [counted.step(list(_rows(cached, point.requests)), point.requests) for cached in decoded.cached]
     seconds = statistics.median(decoded.seconds)
     context = round(statistics.fmean(decoded.cached) / point.requests)
-    return _Measured("decode", point.requests, point.context, context, seconds, point.requests, works, len(works))
+    return _Measured("decode", point.requests, point.context, context, seconds, point.requests, works)
 
 
 def _rows(cached: int, requests: int) -> Iterator[Row]:
@@ -249,7 +276,7 @@ def _prefill(llm: LLM, counted: Counted, tokens: int) -> _Measured:
     works = [counted.step([Row(start, min(chunk, tokens - start))], int(start == starts[-1])) for start in starts]
     prompts = random_prompts(llm, 1 + _PREFILLS, tokens)
     seconds = [_first_token(llm.engine, prompt) for prompt in prompts][1:]
-    return _Measured("prefill", 1, tokens, tokens, statistics.median(seconds), tokens, works, 1)
+    return _Measured("prefill", 1, tokens, tokens, statistics.median(seconds), tokens, works)
 
 
 def _first_token(engine: Engine, prompt: Sequence[int]) -> float:
@@ -274,14 +301,18 @@ def format_report(report: dict[str, Any]) -> str:
         alone = "" if rate["one"] is None else f" by all threads, {rate['one'] / 1e9:.1f} by one"
         lines.append(f"{kind}: {rate['all'] / 1e9:.1f} billion multiply-adds per second{alone}")
     lines.append(
-        f"{'':>8}{'batch':>6}{'context':>9}{'ms':>10}{'tok/s':>10}{'weights MB':>12}{'pages MB':>10}{'memory ms':>11}"
+        f"{'':>8}{'batch':>6}{'context':>9}{'tok/s':>10}{'ms':>10}{'weights MB':>12}{'pages MB':>10}{'memory ms':>11}"
         f"{'arithmetic ms':>15}{'share':>8}  bound by"
     )
     for r in report["results"]:
-        lines.append(
-            f"{r['kind']:>8}{r['batch_size']:>6}{r['context']:>9}{r['ms']:>10.2f}{r['tok_s']:>10.1f}"
-            f"{r['weight_bytes'] / 1e6:>12.1f}{r['page_bytes'] / 1e6:>10.1f}{r['memory_ms']:>11.2f}"
-            f"{r['arithmetic_ms']:>15.2f}{r['share']:>8.1%}  {r['bound']}"
-        )
+        lines.append(f"{r['kind']:>8}{r['batch_size']:>6}{r['context']:>9}{r['tok_s']:>10.1f}{_columns(r)}")
+        lines += [f"{p['part']:>22}{'':>11}{_columns(p)}" for p in r.get("parts", ())]
     lines += [f"left out: {s['batch_size']} requests, context {s['context']}: {s['reason']}" for s in report["skipped"]]
     return "\n".join(lines)
+
+
+def _columns(r: dict[str, Any]) -> str:
+    return (
+        f"{r['ms']:>10.2f}{r['weight_bytes'] / 1e6:>12.1f}{r['page_bytes'] / 1e6:>10.1f}{r['memory_ms']:>11.2f}"
+        f"{r['arithmetic_ms']:>15.2f}{r['share']:>8.1%}  {r['bound']}"
+    )

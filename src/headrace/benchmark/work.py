@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ from headrace.layers.linear import WeightLeaf
 from headrace.layers.native import NativeWeight
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
+
+HEAD = "head"
+_MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,6 @@ class Limit:
         """The longer of both, as if reading and computing went on at the same time."""
         return max(self.memory_s, self.arithmetic_s)
 
-    @property
-    def bound(self) -> Literal["memory", "arithmetic"]:
-        """Which one that is."""
-        return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
-
 
 @dataclass(frozen=True)
 class Counted:
@@ -113,36 +111,50 @@ class Counted:
 
         - Weights: each matrix of the layers is read once, and the head's if any row samples, in the bytes that it has
           in memory. Of the embedding some rows are looked up; these, norms, biases and activations are left out.
-        - Pages: in each layer the cached tokens that a row's first new token sees, once, and a write of each new one.
-          A token at position p sees the p + 1 keys up to its own, or the last `window` of them.
         - Products: outputs * inputs of each matrix of the layers for each new token, and of the head for each sample.
-        - Attention: in each layer 2 * heads * head_dim for each key that each new token sees: its score, and its value.
+        - Pages and attention: see `attend`.
 
         Args:
             rows: without padding.
             samples: rows that sample a token.
         """
-        tokens = sum(row.new for row in rows)
-        operations: Counter[str] = Counter()
-        weight_bytes = 0
-        for leaf, times in self._matrices(tokens, samples):
-            weight_bytes += sum(array.nbytes for array in jax.tree.leaves(leaf))
-            operations[_kind(leaf)] += times * leaf.shape[0] * leaf.shape[1]
-        page_tokens = 0
+        return sum(self.products(sum(row.new for row in rows), samples).values(), self.attend(rows))
+
+    def products(self, tokens: int, samples: int) -> dict[str, Work]:
+        """The part of a step's work that each kind of matrix has, by its name in `LayerWeights`, or "head"."""
+        rows = {name: samples if name == HEAD else tokens for name in self.matrices}
+        return {name: _product_work(self.matrices[name], count) for name, count in rows.items() if count}
+
+    @property
+    def matrices(self) -> dict[str, list[WeightLeaf]]:
+        """Those of all layers by their name in `LayerWeights`, and the head's."""
+        head = self.weights.embedding if self.weights.head is None else self.weights.head
+        layers = {name: [getattr(layer, name) for layer in self.weights.layers] for name in _MATRICES}
+        return {**layers, HEAD: [head]}
+
+    def attend(self, rows: Sequence[Row]) -> Work:
+        """Attention's part of a step's work.
+
+        - Pages: in each layer the cached tokens that a row's first new token sees, once, and a write of each new one.
+          A token at position p sees the p + 1 keys up to its own, or the last `window` of them.
+        - Multiply-adds: in each layer 2 * heads * head_dim for each key that each new token sees: for its score, and
+          for its value.
+        """
+        page_tokens = keys = 0
         for window in (layer.window for layer in self.spec.layers):
             page_tokens += sum(min(row.cached, row.cached if window is None else window - 1) + row.new for row in rows)
-            keys = sum(_keys(row, window) for row in rows)
-            operations[self.attention] += 2 * self.spec.num_heads * self.spec.head_dim * keys
-        return Work(weight_bytes, page_tokens * self.token_bytes, operations)
+            keys += sum(_keys(row, window) for row in rows)
+        operations = {self.attention: 2 * self.spec.num_heads * self.spec.head_dim * keys}
+        return Work(0, page_tokens * self.token_bytes, operations)
 
-    def _matrices(self, tokens: int, samples: int) -> Iterator[tuple[WeightLeaf, int]]:
-        """Each matrix that is read, and how many rows are multiplied by it."""
-        for layer in self.weights.layers:
-            for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
-                yield from ((part, tokens) for part in _parts(matrix))
-        if samples:
-            head = self.weights.embedding if self.weights.head is None else self.weights.head
-            yield from ((part, samples) for part in _parts(head))
+
+def _product_work(matrices: Sequence[WeightLeaf], rows: int) -> Work:
+    """Of so many rows with each of the matrices."""
+    weight_bytes, operations = 0, Counter[str]()
+    for leaf in (part for matrix in matrices for part in _parts(matrix)):
+        weight_bytes += sum(array.nbytes for array in jax.tree.leaves(leaf))
+        operations[_kind(leaf)] += rows * leaf.shape[0] * leaf.shape[1]
+    return Work(weight_bytes, 0, operations)
 
 
 def _parts(matrix: WeightLeaf) -> Sequence[WeightLeaf]:
