@@ -6,13 +6,13 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
 from headrace.benchmark.context import decode, fill_pages, steps_to_begin
 from headrace.benchmark.machine import Machine, probe
-from headrace.benchmark.parts import time_products
 from headrace.benchmark.work import Counted, Limit, Row, Work
 from headrace.benchmark.workload import Load, greedy, random_prompts
 from headrace.config import EngineConfig
@@ -63,9 +63,8 @@ def measure(
     contexts: Sequence[int],
     prefill: Sequence[int],
     steps: int,
-    parts: bool = False,
 ) -> dict[str, Any]:
-    """Measures the machine, then the engine, then the machine again, and takes its higher limits.
+    """Measures the machine before and after each figure of the engine, and takes its highest limits.
 
     Decoding is measured with contexts that were not computed, see `benchmark.context`: the median time of a step, from
     its start to the next's, against the mean limit of these steps. Prefill is the median time of one random prompt to
@@ -78,7 +77,6 @@ def measure(
         batch_sizes, contexts: of decoding, each with each; combinations whose pages do not fit are left out.
         prefill: tokens of the prompts.
         steps: of decoding, measured for each combination.
-        parts: also time the products of each batch size alone, see `benchmark.parts`.
 
     Returns:
         `model`, `dtype`, `weights_dtype`, `page_size`, `max_position`, `compilations_after_warmup`; `machine`: the
@@ -86,9 +84,7 @@ def measure(
         ("decode" or "prefill"), `batch_size`, `asked` (the context or prompt that was asked for), `context` (tokens
         that each request had in the cache, on average; of a prefill the prompt's), `ms` (of a step, or of the whole
         prompt), `tok_s`, and what it is held against: `weight_bytes`, `page_bytes`, `operations`, `memory_ms`,
-        `arithmetic_ms`, `limit_ms`, `bound` and `share`; of decoding also `parts`, where they are asked for: a list of
-        `part` (a kind of matrix, or "rest": attention and all else, whose `ms` is what the products leave of the
-        step's) with `ms` and what it is held against.
+        `arithmetic_ms`, `limit_ms`, `bound` and `share`.
 
     Raises:
         ConfigError: an argument, or an engine that this is not for: not on a CPU, of several devices or without prefix
@@ -100,13 +96,13 @@ def measure(
     llm = load(plan.options)
     engine, counted = llm.engine, Counted.of(llm.engine.manager)
     fill_pages(engine, min(max((p.pages for p in plan.points), default=0), engine.pool.num_pages))
-    machine = probe(counted.kinds)
-    before = compilations()
-    measured = [_decode(llm, counted, point, steps) for point in plan.points]
-    measured += [_prefill(llm, counted, tokens) for tokens in prefill]
-    during = compilations() - before
-    alone = {rows: time_products(counted, rows) for rows in {p.requests for p in plan.points if parts}}
-    machine = machine.best(probe(counted.kinds))
+    machine, measured, compiled = probe(counted.kinds), [], 0
+    tasks = [partial(_decode, llm, counted, point, steps) for point in plan.points]
+    for task in [*tasks, *(partial(_prefill, llm, counted, tokens) for tokens in prefill)]:
+        before = compilations()
+        measured.append(task())
+        compiled += compilations() - before
+        machine = machine.best(probe(counted.kinds))
     config = engine.config
     return {
         "model": config.model,
@@ -114,10 +110,10 @@ def measure(
         "weights_dtype": config.weights_dtype,
         "page_size": config.page_size,
         "max_position": spec.max_position,
-        "compilations_after_warmup": during,
+        "compilations_after_warmup": compiled,
         "machine": asdict(machine),
         "skipped": plan.skipped,
-        "results": [{**one.report(machine), **_parts(counted, one, alone, machine)} for one in measured],
+        "results": [one.report(machine) for one in measured],
     }
 
 
@@ -211,48 +207,28 @@ class _Measured:
 
     def report(self, machine: Machine) -> dict[str, Any]:
         """As `measure` gives it."""
+        count = len(self.works) if self.kind == "decode" else 1
+        limits = [Limit.of(work, machine) for work in self.works]
+        memory, arithmetic, limit = (
+            sum(getattr(one, name) for one in limits) / count for name in ("memory_s", "arithmetic_s", "seconds")
+        )
+        total = sum(self.works[1:], self.works[0])
         return {
             "kind": self.kind,
             "batch_size": self.requests,
             "asked": self.asked,
             "context": self.context,
+            "ms": round(1e3 * self.seconds, 4),
             "tok_s": round(self.tokens / self.seconds, 1),
-            **_against(machine, self.seconds, self.works, len(self.works) if self.kind == "decode" else 1),
+            "weight_bytes": total.weight_bytes // count,
+            "page_bytes": total.page_bytes // count,
+            "operations": {kind: operations // count for kind, operations in total.operations.items()},
+            "memory_ms": round(1e3 * memory, 4),
+            "arithmetic_ms": round(1e3 * arithmetic, 4),
+            "limit_ms": round(1e3 * limit, 4),
+            "bound": "memory" if memory >= arithmetic else "arithmetic",
+            "share": round(limit / self.seconds, 4),
         }
-
-
-def _against(machine: Machine, seconds: float, works: Sequence[Work], count: int) -> dict[str, Any]:
-    """What a time is held against: the sums of all works' figures over `count`."""
-    limits = [Limit.of(work, machine) for work in works]
-    memory, arithmetic, limit = (
-        sum(getattr(one, name) for one in limits) / count for name in ("memory_s", "arithmetic_s", "seconds")
-    )
-    total = sum(works[1:], works[0])
-    return {
-        "ms": round(1e3 * seconds, 4),
-        "weight_bytes": total.weight_bytes // count,
-        "page_bytes": total.page_bytes // count,
-        "operations": {kind: operations // count for kind, operations in total.operations.items()},
-        "memory_ms": round(1e3 * memory, 4),
-        "arithmetic_ms": round(1e3 * arithmetic, 4),
-        "limit_ms": round(1e3 * limit, 4),
-        "bound": "memory" if memory >= arithmetic else "arithmetic",
-        "share": round(limit / seconds, 4),
-    }
-
-
-def _parts(
-    counted: Counted, measured: _Measured, alone: dict[int, dict[str, float]], machine: Machine
-) -> dict[str, list[dict[str, Any]]]:
-    """The parts of a decode step whose products were timed."""
-    seconds = alone.get(measured.requests)
-    if seconds is None or measured.kind != "decode":
-        return {}
-    works = counted.products(measured.requests, measured.requests)
-    parts = {name: (seconds[name], work) for name, work in works.items()}
-    attention = counted.attend([Row(measured.context)] * measured.requests)
-    parts["rest"] = max(measured.seconds - sum(seconds.values()), 1e-9), attention
-    return {"parts": [{"part": name, **_against(machine, took, [work], 1)} for name, (took, work) in parts.items()]}
 
 
 def _decode(llm: LLM, counted: Counted, point: _Point, steps: int) -> _Measured:
@@ -305,14 +281,10 @@ def format_report(report: dict[str, Any]) -> str:
         f"{'arithmetic ms':>15}{'share':>8}  bound by"
     )
     for r in report["results"]:
-        lines.append(f"{r['kind']:>8}{r['batch_size']:>6}{r['context']:>9}{r['tok_s']:>10.1f}{_columns(r)}")
-        lines += [f"{p['part']:>22}{'':>11}{_columns(p)}" for p in r.get("parts", ())]
+        lines.append(
+            f"{r['kind']:>8}{r['batch_size']:>6}{r['context']:>9}{r['tok_s']:>10.1f}{r['ms']:>10.2f}"
+            f"{r['weight_bytes'] / 1e6:>12.1f}{r['page_bytes'] / 1e6:>10.1f}{r['memory_ms']:>11.2f}"
+            f"{r['arithmetic_ms']:>15.2f}{r['share']:>8.1%}  {r['bound']}"
+        )
     lines += [f"left out: {s['batch_size']} requests, context {s['context']}: {s['reason']}" for s in report["skipped"]]
     return "\n".join(lines)
-
-
-def _columns(r: dict[str, Any]) -> str:
-    return (
-        f"{r['ms']:>10.2f}{r['weight_bytes'] / 1e6:>12.1f}{r['page_bytes'] / 1e6:>10.1f}{r['memory_ms']:>11.2f}"
-        f"{r['arithmetic_ms']:>15.2f}{r['share']:>8.1%}  {r['bound']}"
-    )

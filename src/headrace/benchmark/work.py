@@ -21,9 +21,6 @@ from headrace.layers.native import NativeWeight
 from headrace.models.spec import DecoderSpec
 from headrace.models.weights import DecoderWeights
 
-HEAD = "head"
-_MATRICES = ("qkv", "o", "gate_up", "down")
-
 
 @dataclass(frozen=True)
 class Row:
@@ -112,34 +109,23 @@ class Counted:
         - Weights: each matrix of the layers is read once, and the head's if any row samples, in the bytes that it has
           in memory. Of the embedding some rows are looked up; these, norms, biases and activations are left out.
         - Products: outputs * inputs of each matrix of the layers for each new token, and of the head for each sample.
-        - Pages and attention: see `attend`.
+        - Pages: in each layer the cached tokens that a row's first new token sees, once, and a write of each new one.
+          A token at position p sees the p + 1 keys up to its own, or the last `window` of them.
+        - Attention: in each layer 2 * heads * head_dim for each key that each new token sees: its score, and its value.
 
         Args:
             rows: without padding.
             samples: rows that sample a token.
         """
-        return sum(self.products(sum(row.new for row in rows), samples).values(), self.attend(rows))
-
-    def products(self, tokens: int, samples: int) -> dict[str, Work]:
-        """The part of a step's work that each kind of matrix has, by its name in `LayerWeights`, or "head"."""
-        rows = {name: samples if name == HEAD else tokens for name in self.matrices}
-        return {name: _product_work(self.matrices[name], count) for name, count in rows.items() if count}
-
-    @property
-    def matrices(self) -> dict[str, list[WeightLeaf]]:
-        """Those of all layers by their name in `LayerWeights`, and the head's."""
+        tokens = sum(row.new for row in rows)
+        matrices = [
+            matrix for layer in self.weights.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        ]
+        work = _product_work(matrices, tokens) + self._attend(rows)
         head = self.weights.embedding if self.weights.head is None else self.weights.head
-        layers = {name: [getattr(layer, name) for layer in self.weights.layers] for name in _MATRICES}
-        return {**layers, HEAD: [head]}
+        return work + _product_work([head], samples) if samples else work
 
-    def attend(self, rows: Sequence[Row]) -> Work:
-        """Attention's part of a step's work.
-
-        - Pages: in each layer the cached tokens that a row's first new token sees, once, and a write of each new one.
-          A token at position p sees the p + 1 keys up to its own, or the last `window` of them.
-        - Multiply-adds: in each layer 2 * heads * head_dim for each key that each new token sees: for its score, and
-          for its value.
-        """
+    def _attend(self, rows: Sequence[Row]) -> Work:
         page_tokens = keys = 0
         for window in (layer.window for layer in self.spec.layers):
             page_tokens += sum(min(row.cached, row.cached if window is None else window - 1) + row.new for row in rows)

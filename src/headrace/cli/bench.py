@@ -67,7 +67,6 @@ def roofline(
     contexts: Annotated[str, typer.Option(help="Tokens in the cache of each request before it decodes.")] = "128",
     prefill: Annotated[str, typer.Option(help="Tokens of prompts whose first token is timed, or nothing.")] = "512",
     steps: Annotated[int, typer.Option(min=1, help="Decode steps to measure for each figure.")] = 32,
-    parts: Annotated[bool, typer.Option("--parts", help="Time the products of a decode step alone, too.")] = False,
     json_file: JsonFile = None,
     engine: dict[str, Any],
 ) -> None:
@@ -77,7 +76,7 @@ def roofline(
     _check_writable(json_file)
     batches, lengths = sizes("--batch-sizes", batch_sizes), sizes("--contexts", contexts)
     prompts = sizes("--prefill", prefill) if prefill else []
-    report = measure(model, partial(load, model), engine_options(engine), batches, lengths, prompts, steps, parts)
+    report = measure(model, partial(load, model), engine_options(engine), batches, lengths, prompts, steps)
     _publish(format_report(report), report, json_file)
 
 
