@@ -138,7 +138,8 @@ def _table(results: Iterable[Record]) -> str:
     """Contexts down, batches across: tokens per second, the share of the limit, and what sets it."""
     decoded = {(r["asked"], r["batch_size"]): r for r in results if r["kind"] == "decode"}
     batches = sorted({batch for _, batch in decoded})
-    lines = [f"| context | {' | '.join(f'{b} requests' for b in batches)} |", "|---|" + "---|" * len(batches)]
+    names = [f"{batch} request{'s' * (batch > 1)}" for batch in batches]
+    lines = [f"| context | {' | '.join(names)} |", "|---|" + "---|" * len(batches)]
     for context in sorted({context for context, _ in decoded}):
         cells = [_cell(decoded.get((context, batch))) for batch in batches]
         lines.append(f"| {context:,} | {' | '.join(cells)} |")

@@ -27,7 +27,7 @@ def draw(model: str, results: Sequence[dict[str, Any]]) -> str:
     ]
     for index, batch in enumerate(batches):
         x = _LEFT + 95 * index
-        parts += [bar(x, 52, 12, 12, _colour(index)), text(x + 16, 62, f"{batch} requests")]
+        parts += [bar(x, 52, 12, 12, _colour(index)), text(x + 16, 62, f"{batch} request{'s' * (batch > 1)}")]
     for index, count in enumerate(threads):
         own = [r for r in decoded if r["threads"] == count]
         parts += _panel(f"{count} thread{'s' * (count > 1)}", own, batches, _LEFT + _STEP * index)

@@ -32,7 +32,7 @@ def test_figures_of_several_runs_are_one_table(tiny_folder: Path, tmp_path: Path
     one, two, four = (f"{r['tok_s']:,.0f} tok/s, {r['share']:.0%} {r['bound']}" for r in results[:3])
     table = (tmp_path / f"{tiny_folder.name}.md").read_text()
     assert (
-        f"| context | 1 requests | 2 requests | 4 requests |\n|---|---|---|---|\n| 16 | {one} | {two} | {four} |"
+        f"| context | 1 request | 2 requests | 4 requests |\n|---|---|---|---|\n| 16 | {one} | {two} | {four} |"
         in table
     )
     assert "Not measured (requests x context): 1 x 300, 2 x 300." in table
