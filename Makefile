@@ -21,7 +21,7 @@ override MODEL := $(value MODEL)
 export PROMPT MODEL
 
 .DEFAULT_GOAL := help
-.PHONY: help serve run test page-test soak soak-server fuzz structured compare check format install dev native native-test native-test-arm native-test-old clean
+.PHONY: help serve run test page-test soak soak-server fuzz structured compare scaling check format install dev native native-test native-test-arm native-test-old clean
 
 help:
 	@echo "make serve [MODEL=…] [PORT=…] [OPTIONS=\"…\"]  serve a model over HTTP (makes .venv, fetches the model)"
@@ -33,6 +33,7 @@ help:
 	@echo "make fuzz [SECONDS=…]            schemathesis against the server's own description of its API"
 	@echo "make structured                  500 JSON schemas on a real model, some minutes"
 	@echo "make compare [OPTIONS=\"…\"]       Headrace beside llama.cpp, vLLM and transformers (makes .venv-compare; an hour)"
+	@echo "make scaling [OPTIONS=\"…\"]       decode over contexts, batches and threads against what the machine allows"
 	@echo "make check                       format check, lint, types, tests"
 	@echo "make format                      format the code"
 	@echo "make native                      build the native kernels anew where their sources changed"
@@ -79,6 +80,10 @@ structured: dev
 compare: install
 	@echo "headrace: comparing with other engines; bench/compare.py --help tells the options"
 	@$(BIN)/python bench/compare.py $(OPTIONS)
+
+scaling: install
+	@echo "headrace: measuring the machine and the engine; bench/scaling.py --help tells the options"
+	@$(BIN)/python bench/scaling.py $(OPTIONS)
 
 check: dev $(VENV)/chromium
 	@echo "headrace: format, lint, types, tests"

@@ -6,6 +6,7 @@
 #include "argmax.h"
 #include "attention_kernel.h"
 #include "matmul.h"
+#include "probe.h"
 #include "simd/checksum.h"
 
 namespace headrace {
@@ -20,11 +21,13 @@ struct Kernels {
   void (*add_norm)(const float* residual, const float* weight, float eps, int64_t n, float* y, float* buffer);
   Largest (*argmax)(const float* x, int64_t n);
   AttentionKernels attention;
+  ProbeKernels probe;
 };
 
 // A constant, so that the code of an instruction set does not run by itself on a machine that has not got it.
 template <class V> constexpr Kernels kernels_of() {
-  return {V::kName, checksum<V>, block_rows<V>, pack_rows<V>, multiply<V>, add_norm<V>, argmax<V>, Attention<V>::table()};
+  return {V::kName,    checksum<V>, block_rows<V>,           pack_rows<V>,     multiply<V>,
+          add_norm<V>, argmax<V>,   Attention<V>::table(), Probe<V>::table()};
 }
 
 // In isa/, one file each; which of them there are depends on the processor and the compiler.

@@ -41,7 +41,7 @@ int main(int count, char** arguments) {
     int argmax = test::check_argmax(**t, shapes * 10);
     std::printf("%s: vectors %d, matmul %d, attention %d, argmax %d failures\n", (*t)->name, vectors, matmul, attention, argmax);
     std::fflush(stdout);
-    failures += vectors + matmul + attention + argmax;
+    failures += vectors + matmul + attention + argmax + test::check_probe(**t);
     found = found || std::strcmp((*t)->name, wanted) == 0;
   }
   int team = test::check_team(shapes * 20);

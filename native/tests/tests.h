@@ -17,5 +17,6 @@ int check_matmul(const Kernels& kernels, long shapes);     // against plain C++ 
 int check_attention(const Kernels& kernels, long shapes);  // against plain C++ bit for bit, on one thread and on three
 int check_argmax(const Kernels& kernels, long shapes);     // against the obvious loop
 int check_team(long loops);
+int check_probe(const Kernels& kernels);
 
 }  // namespace headrace::test

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cli.command import QUICK, Cli, cli
+from headrace.benchmark.roofline import measure as measure_roofline
 from headrace.benchmark.steps import measure
 from headrace.execution.metrics import PHASES
 
@@ -97,6 +98,35 @@ def test_x13_bench_trace_of_one_mode(cli: Cli, tiny_folder: Path, tmp_path: Path
     assert outcome.out.count("overlap") == 1
 
 
+def test_bench_roofline_holds_figures_against_limits(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "roofline.json"
+    few = ("--batch-sizes", "1,2", "--contexts", "40,250,257", "--prefill", "100", "--steps", 3)
+    outcome = cli("bench", "roofline", tiny_folder, *QUICK, *few, "--json", file)
+    assert outcome.code == 0
+    report = json.loads(file.read_text())
+    promised = (inspect.getdoc(measure_roofline) or "").partition("Returns:")[2].partition("Raises:")[0]
+    fields = set(report) | set(report["results"][0]) | set(report["skipped"][0])
+    assert set(re.findall(r"`([a-z]\w+)`", promised)) == fields
+    assert report["compilations_after_warmup"] == 0
+    # 40 tokens are two pages of 16 and 8 more: one step computes these and the next, then there are 41, 42 and 43. Of
+    # the 256 tokens of the longest sequence those are kept free that a request may get meanwhile.
+    results = {(r["kind"], r["batch_size"], r["asked"]): r for r in report["results"]}
+    assert [(*key, r["context"]) for key, r in results.items()][:2] == [("decode", 1, 40, 42), ("decode", 2, 40, 42)]
+    assert results["decode", 2, 250]["context"] == 256 - (1 + 1 + 2 + 5) + 1
+    assert [(s["batch_size"], s["context"]) for s in report["skipped"]] == [(1, 257), (2, 257)]
+    machine = report["machine"]
+    for r in report["results"]:
+        moved = r["weight_bytes"] + r["page_bytes"]
+        assert r["memory_ms"] == pytest.approx(1e3 * moved / machine["bandwidth"]["all"], abs=1e-4)
+        computed = sum(n / machine["operations"][kind]["all"] for kind, n in r["operations"].items())
+        assert r["arithmetic_ms"] == pytest.approx(1e3 * computed, abs=1e-4 if r["kind"] == "decode" else 2e-4)
+        assert r["share"] == pytest.approx(r["limit_ms"] / r["ms"], rel=0.05, abs=1e-3)
+        assert r["tok_s"] == pytest.approx(
+            1e3 * (100 if r["kind"] == "prefill" else r["batch_size"]) / r["ms"], rel=0.01
+        )
+    assert "left out: 2 requests, context 257: the longest sequence has 256 tokens" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -106,6 +136,12 @@ def test_x13_bench_trace_of_one_mode(cli: Cli, tiny_folder: Path, tmp_path: Path
         (["steps", "--max-model-len", "100"], "max_model_len: 100 is less than the 128 that 32 requests of 128 need"),
         (["steps", "--prompt-tokens", "250"], "max_model_len: 314 is more than the model's 256"),
         (["steps", "--json", "/nowhere/x.json"], "/nowhere/x.json: cannot be written"),
+        (["roofline", "--batch-sizes", "0"], "batch_sizes: must be positive, not [0]"),
+        (["roofline", "--contexts", "1,x"], "'1,x' is not a list of numbers"),
+        (["roofline", "--contexts", "300", "--prefill", ""], "contexts: nothing can be measured; the longest sequence"),
+        (["roofline", "--prefill", "256"], "prefill: 256 tokens and the next are more than the longest sequence (256)"),
+        (["roofline", "--data-parallel", "2"], "data_parallel: must be 1 for a roofline"),
+        (["roofline", "--no-prefix-caching"], "prefix_caching: must be on for a roofline"),
         (["trace"], "Missing option '--output'"),
         (["trace", "--output", "/nowhere/x.json"], "/nowhere/x.json: cannot be written"),
         (["trace", "--output", "/dev/null", "--steps", "1"], "Invalid value for '--steps'"),

@@ -60,6 +60,28 @@ def steps(
 
 @app.command()
 @with_options(ENGINE, "engine")
+def roofline(
+    model: Model,
+    *,
+    batch_sizes: Annotated[str, typer.Option(help="Parallel requests, as in 1,8,32.")] = "1,8,32",
+    contexts: Annotated[str, typer.Option(help="Tokens in the cache of each request before it decodes.")] = "128",
+    prefill: Annotated[str, typer.Option(help="Tokens of prompts whose first token is timed, or nothing.")] = "512",
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps to measure for each figure.")] = 32,
+    json_file: JsonFile = None,
+    engine: dict[str, Any],
+) -> None:
+    """What share of the machine's memory bandwidth or arithmetic decode and prefill reach."""
+    from headrace.benchmark.roofline import format_report, measure
+
+    _check_writable(json_file)
+    batches, lengths = sizes("--batch-sizes", batch_sizes), sizes("--contexts", contexts)
+    prompts = sizes("--prefill", prefill) if prefill else []
+    report = measure(model, partial(load, model), engine_options(engine), batches, lengths, prompts, steps)
+    _publish(format_report(report), report, json_file)
+
+
+@app.command()
+@with_options(ENGINE, "engine")
 def startup(
     model: Model,
     *,

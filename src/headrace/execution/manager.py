@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ from headrace.execution.spread import (
 )
 from headrace.execution.state import DeviceState, new_state
 from headrace.execution.step import SamplerOptions, StepResult, fused_step
-from headrace.execution.swap import place_like
+from headrace.execution.swap import check_spec, place_like
 from headrace.execution.transfer import Transfers
 from headrace.kernels.attention import attention_for
 from headrace.kernels.native_attention import NativeAttention
@@ -142,13 +142,14 @@ class ExecutionManager:
         pairs = bucket_pairs(tokens, requests)
         self._batches = {b: self._batches.get(b) or self._new_batch(b) for b in pairs}
         self._fewest_scored = fewest_scored_tokens(pairs)
-        sizes = {rows: self._constraints_size((tokens, rows)) for tokens, rows in pairs}
-        self._no_constraints = {rows: self._zeros(size) for rows, size in sizes.items()}
+        ranks = () if self.mesh is None else (self.num_ranks,)
+        zeros = {rows: np.zeros((*ranks, self._constraints_size((tokens, rows))), np.int32) for tokens, rows in pairs}
+        self._no_constraints = {rows: self.transfers.to_device(array) for rows, array in zeros.items()}
         if o.use_aot_forward:
             meet = None if self._group is None else self._group.meet
             self._compiled.warm_up(pairs, self._lower, self._try_out, threads=threads, progress=progress, meet=meet)
         if self._spare_logits is not None:
-            self._spare_logits.prepare(sizes)
+            self._spare_logits.prepare(zeros)
         return time.perf_counter() - start
 
     def start_async_prep(self, step: ScheduledStep) -> None:
@@ -332,17 +333,20 @@ class ExecutionManager:
         if self._group is not None:
             raise StepError("update_graphs: not possible where several processes serve one model")
         if graphdef is not None:
-            self._check_spec(graphdef)
+            check_spec(self.spec, graphdef)
         new = model or graphstate or self._weights
         if model is None:
             new = replace(new, inv_freqs=self._weights.inv_freqs if graphother is None else graphother)
         self._weights = place_like(self._weights, new)
 
-    def _check_spec(self, spec: DecoderSpec) -> None:
-        for name in (f.name for f in fields(DecoderSpec)):
-            have, want = getattr(spec, name), getattr(self.spec, name)
-            if have != want:
-                raise StepError(f"graphdef.{name} is {have!r}, the compiled steps have {want!r}")
+    @property
+    def weights(self) -> DecoderWeights:
+        """The arrays that steps compute with."""
+        return self._weights
+
+    def change_pages(self, change: Callable[[jax.Array], jax.Array]) -> None:
+        """Replaces each layer's pages by what `change` makes of them, in their form; it may take them as donated."""
+        self._state = replace(self._state, pages=tuple(change(pages) for pages in self._state.pages))
 
     def reset_state(self) -> None:
         """Replaces the device state by an empty one: every page and slot is forgotten. For use after a failed step,
@@ -439,10 +443,6 @@ class ExecutionManager:
     def _new_batch(self, bucket: Bucket) -> HostBatch | RankedBatch:
         layout, num_slots = self._layout(bucket), self.options.max_num_seqs
         return HostBatch(layout, num_slots) if self.mesh is None else RankedBatch(layout, num_slots, self.num_ranks)
-
-    def _zeros(self, size: int) -> jax.Array:
-        """An array of the form of a batch's constraints."""
-        return self.transfers.to_device(np.zeros(size if self.mesh is None else (self.num_ranks, size), np.int32))
 
     def _form_of(self, array: jax.Array) -> jax.ShapeDtypeStruct:
         sharding = None if self.mesh is None else array.sharding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -9,6 +10,15 @@ import numpy as np
 
 from headrace.errors import StepError
 from headrace.execution.retrace import differences
+from headrace.models.spec import DecoderSpec
+
+
+def check_spec(old: DecoderSpec, new: DecoderSpec) -> None:
+    """Raises StepError if a compiled step has another spec built in; it names the first field that differs."""
+    for name in (field.name for field in fields(DecoderSpec)):
+        have, want = getattr(new, name), getattr(old, name)
+        if have != want:
+            raise StepError(f"graphdef.{name} is {have!r}, the compiled steps have {want!r}")
 
 
 def place_like(old: Any, new: Any) -> Any:

@@ -46,7 +46,7 @@ def reason() -> str:
 
 
 def isa() -> str:
-    """The instruction set in use: "avx512_bf16", "avx512", "avx2", "neon" or "scalar"; empty where there are no kernels."""
+    """The one in use: "avx512_bf16", "avx512", "avx2", "neon" or "scalar"; empty where there are no kernels."""
     return _library().isa
 
 
