@@ -140,23 +140,37 @@ template <class V> inline float quantize_row(const float* x, int64_t columns, in
 // How many floats pack_rows needs as its buffer.
 inline int64_t pack_buffer(int64_t columns) { return columns + columns / kHalf + 3; }
 
-// Packs the block of rows [row, row + R).
-template <class V> inline void pack_rows(const Rows& rows, int64_t row, int R, float* buffer) {
+// Row r of the block of R rows that begins at `row`.
+template <class V> inline void pack_row(const Rows& rows, int64_t row, int R, int r, float* buffer) {
   uint8_t* block = rows.packed + row * rows.row_bytes();
-  for (int r = 0; r < R; r++) {
-    const float* x = rows.x + (row + r) * rows.columns;
-    if (rows.norm != nullptr) {
-      rms_norm<V>(x, rows.norm, rows.eps, rows.columns, buffer);
-      x = buffer;
-    }
-    if (rows.dense) {
-      float* y = reinterpret_cast<float*>(block);
-      for (int64_t k = 0; k < rows.columns; k++) y[k * R + r] = x[k];
-    } else {
-      RowGroup* groups = reinterpret_cast<RowGroup*>(block);
-      const float scale = quantize_row<V>(x, rows.columns, R, groups + r, reinterpret_cast<int32_t*>(buffer + rows.columns));
-      std::memcpy(reinterpret_cast<float*>(groups + rows.columns / kGroup * R) + r, &scale, 4);
-    }
+  const float* x = rows.x + (row + r) * rows.columns;
+  if (rows.norm != nullptr) {
+    rms_norm<V>(x, rows.norm, rows.eps, rows.columns, buffer);
+    x = buffer;
+  }
+  if (rows.dense) {
+    float* y = reinterpret_cast<float*>(block);
+    for (int64_t k = 0; k < rows.columns; k++) y[k * R + r] = x[k];
+  } else {
+    RowGroup* groups = reinterpret_cast<RowGroup*>(block);
+    const float scale = quantize_row<V>(x, rows.columns, R, groups + r, reinterpret_cast<int32_t*>(buffer + rows.columns));
+    std::memcpy(reinterpret_cast<float*>(groups + rows.columns / kGroup * R) + r, &scale, 4);
+  }
+}
+
+// Packs the rows [begin, end).
+template <class V> inline void pack_rows(const Rows& rows, int64_t begin, int64_t end, float* buffer) {
+  // Half of a row was written by another core: fetched one after the other, lines take several times as long.
+  auto fetch = [&rows](int64_t row) {
+    for (int64_t k = 0; k < rows.columns; k += 16) __builtin_prefetch(rows.x + row * rows.columns + k);
+  };
+  int64_t block = begin / V::kRows * V::kRows;  // whole blocks come first
+  int R = block_rows<V>(block, rows.count);
+  if (begin < end) fetch(begin);
+  for (int64_t row = begin; row < end; row++) {
+    while (row >= block + R) block += R, R = block_rows<V>(block, rows.count);
+    if (row + 1 < end) fetch(row + 1);
+    pack_row<V>(rows, block, R, int(row - block), buffer);
   }
 }
 

@@ -1,7 +1,6 @@
 // The products of a decoder with what stands before and after them: norm, product, activation, bias, norm, residual.
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "../kernels.h"
 #include "../pack.h"
@@ -12,7 +11,7 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kSerialElements = 8192;  // below this, packing rows is quicker alone than shared out
+constexpr int64_t kSerialElements = 2048;  // below this, packing rows is quicker alone than shared out
 constexpr int64_t kTileRows = 48;          // of a tile at most; a thread needs two of them to work on rows of its own
 
 // A product and what stands around it.
@@ -26,18 +25,15 @@ struct Stage {
 };
 
 void pack_all(const Pool& pool, const Kernels& k, const Rows& rows) {
-  std::vector<int64_t> starts;
-  for (int64_t row = 0; row < rows.count; row += k.block_rows(row, rows.count)) starts.push_back(row);
-  auto pack = [&](int64_t i) {
+  const int64_t threads = pool.num_threads;
+  // Of few rows each thread takes some that lie together: those of a block share cache lines.
+  const int64_t wanted = rows.count * rows.columns <= kSerialElements ? 1 : rows.count < 64 * threads ? threads : 4 * threads;
+  const int64_t shares = std::min(wanted, rows.count);
+  parallel_for(pool, shares, [&](int64_t i) {
     struct Row {};
     float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(pack_buffer(rows.columns)) * 4));
-    k.pack_rows(rows, starts[size_t(i)], k.block_rows(starts[size_t(i)], rows.count), buffer);
-  };
-  if (rows.count * rows.columns <= kSerialElements) {
-    for (size_t i = 0; i < starts.size(); i++) pack(int64_t(i));
-  } else {
-    parallel_for(pool, int64_t(starts.size()), pack);
-  }
+    k.pack_rows(rows, rows.count * i / shares, rows.count * (i + 1) / shares, buffer);
+  });
 }
 
 // x [count, columns] -> y [count, width], to which residual, if any, is added last.

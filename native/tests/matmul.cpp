@@ -110,11 +110,7 @@ std::vector<float> product(const Kernels& k, const Case& c, int64_t parts) {
   Rows rows{c.x.data(), c.rows, c.columns, pointer(c.norm), 1e-5f, c.dense, nullptr};
   Bytes packed(size_t(rows.row_bytes() * c.rows) + 64);
   rows.packed = packed.get();
-  for (int64_t row = 0; row < c.rows;) {
-    int R = k.block_rows(row, c.rows);
-    k.pack_rows(rows, row, R, buffer.data());
-    row += R;
-  }
+  for (int64_t i = 0; i < parts; i++) k.pack_rows(rows, c.rows * i / parts, c.rows * (i + 1) / parts, buffer.data());
   Product p{matrix, rows, c.activation, pointer(c.bias), pointer(c.residual), y.data()};
   for (int64_t i = 0; i < parts; i++) k.multiply(p, p.units() * i / parts, p.units() * (i + 1) / parts);
   return y;
