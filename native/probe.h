@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "simd/math.h"
+
 namespace headrace {
 
 // What one instruction set offers. Each does so much of `count` as are whole rounds of its loop, and returns how much.
@@ -11,13 +13,14 @@ struct ProbeKernels {
   int64_t (*read)(const void* data, int64_t count);  // bytes, read once from the first on
   int64_t (*dot)(int64_t count);                     // multiply-adds of 8-bit integers, in registers
   int64_t (*fma)(int64_t count);                     // multiply-adds of float32
+  int64_t (*dot_bfloat)(int64_t count);              // multiply-adds of bfloat16, two to a sum
 };
 
 template <class V> struct Probe {
   // Sums that do not wait for one another: more than an instruction's latency times how many begin in a cycle.
   static constexpr int kSums = V::kRows * 3 / 2;
 
-  static constexpr ProbeKernels table() { return {read, dot, fma}; }
+  static constexpr ProbeKernels table() { return {read, dot, fma, dot_bfloat}; }
 
   // The compiler has to take x for used, and for changed. Not for what is to stay in registers.
   template <class T> static void use(const T& x) { asm volatile("" : : "r"(&x) : "memory"); }
@@ -77,6 +80,25 @@ template <class V> struct Probe {
 #pragma GCC unroll 16
     for (auto& sum : sums) V::store(w, sum), use(w);
     return rounds * 16 * kSums;
+  }
+
+  static int64_t dot_bfloat(int64_t count) {
+    int32_t w[16] = {}, x[kSums] = {};
+    use(w);
+    const typename V::I a = V::iload(w);
+    float out[16];
+    typename V::F sums[kSums];
+#pragma GCC unroll 16
+    for (auto& sum : sums) sum = V::zero();
+    const int64_t rounds = count / (32 * kSums);
+    for (int64_t i = 0; i < rounds; i++) {
+      use(x);
+#pragma GCC unroll 16
+      for (int j = 0; j < kSums; j++) sums[j] = headrace::dot_bfloat<V>(sums[j], a, V::iset1(x[j]));
+    }
+#pragma GCC unroll 16
+    for (auto& sum : sums) V::store(out, sum), use(out);
+    return rounds * 32 * kSums;
   }
 };
 

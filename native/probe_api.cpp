@@ -8,3 +8,5 @@ HEADRACE_API int64_t headrace_probe_read(const void* data, int64_t count) { retu
 HEADRACE_API int64_t headrace_probe_dot(int64_t count) { return headrace::kernels().probe.dot(count); }
 
 HEADRACE_API int64_t headrace_probe_fma(int64_t count) { return headrace::kernels().probe.fma(count); }
+
+HEADRACE_API int64_t headrace_probe_dot_bfloat(int64_t count) { return headrace::kernels().probe.dot_bfloat(count); }

@@ -14,7 +14,7 @@ int check_probe(const Kernels& kernels) {
     if (kernels.probe.read(bytes.data(), size) != size / 512 * 512) fail(kernels.name, "bytes read", size);
   }
   for (int64_t count : {0, 1, 10000}) {
-    for (int64_t done : {kernels.probe.dot(count), kernels.probe.fma(count)})
+    for (int64_t done : {kernels.probe.dot(count), kernels.probe.fma(count), kernels.probe.dot_bfloat(count)})
       if (done > count || done + 1024 <= count) fail(kernels.name, "multiply-adds", count);
   }
   return failures;

@@ -53,8 +53,8 @@ class Machine:
         last_level_cache: its bytes; None where the system does not tell.
         instruction_set: of the native kernels; empty where there are none.
         bandwidth: bytes read from memory.
-        operations: multiply-adds by their kind: "int8" and "float32" of the native kernels' instructions, "XLA float32"
-            or another dtype of XLA's matrix product.
+        operations: multiply-adds by their kind: "int8", "bfloat16" and "float32" of the native kernels' instructions,
+            "XLA float32" or another dtype of XLA's matrix product.
     """
 
     threads: int
@@ -120,7 +120,8 @@ def _read(data: np.ndarray) -> int:
 
 
 def _native_rate(kind: str, threads: int) -> Rate:
-    function = {"int8": "headrace_probe_dot", "float32": "headrace_probe_fma"}[kind]
+    names = {"int8": "dot", "float32": "fma", "bfloat16": "dot_bfloat"}
+    function = f"headrace_probe_{names[kind]}"
     count, seconds = 1 << 16, 0.0
     while seconds < _LEAST_SECONDS:
         count, begin = 2 * count, time.perf_counter()

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from headrace import native
 from headrace.benchmark.machine import Machine, kind_of_xla
 from headrace.execution.manager import ExecutionManager
 from headrace.kernels.attention import attention_for, page_bytes
@@ -94,8 +95,10 @@ class Counted:
         o, spec = manager.options, manager.spec
         kernel = attention_for(o.dtype, jax.default_backend(), o.attention, page_size=o.page_size)
         page = page_bytes(kernel, o.page_size, spec.num_kv_heads, spec.head_dim)
-        is_native = isinstance(kernel, NativeAttention)
-        attention = "float32" if is_native else kind_of_xla(jnp.dtype(jnp.float32))
+        attention = kind_of_xla(jnp.dtype(jnp.float32))
+        if isinstance(kernel, NativeAttention):
+            # Without an instruction for two products of bfloat16 these are two fma.
+            attention = "bfloat16" if o.dtype.itemsize == 2 and native.isa() in ("amx", "avx512_bf16") else "float32"
         return cls(spec, manager.weights, page // o.page_size, attention)
 
     @property
