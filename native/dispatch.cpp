@@ -12,6 +12,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -54,6 +58,18 @@ uint64_t saved_registers() {
 }
 
 [[maybe_unused]] bool has_avx512_bf16() { return has_avx512() && cpuid(7).a >= 1 && has(cpuid(7, 1).a, {5}); }
+
+// The system must save the tiles' registers, and on Linux lets a process use them, with all its threads, only when asked.
+[[maybe_unused]] bool has_amx() {
+  constexpr uint64_t kSaved = 3u << 17;  // XTILECFG, XTILEDATA
+  if (!has_avx512_bf16() || (saved_registers() & kSaved) != kSaved || !has(cpuid(7).d, {24, 25})) return false;  // TILE, INT8
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #elif defined(__aarch64__)
 [[maybe_unused]] bool has_neon() {
 #if defined(__linux__)
@@ -67,6 +83,9 @@ uint64_t saved_registers() {
 
 std::vector<const Kernels*> find_supported() {
   std::vector<const Kernels*> found;
+#if defined(HEADRACE_AMX)
+  if (has_amx()) found.push_back(&kAmxKernels);
+#endif
 #if defined(HEADRACE_AVX512_BF16)
   if (has_avx512_bf16()) found.push_back(&kAvx512Bf16Kernels);
 #endif

@@ -40,6 +40,8 @@ struct Format {
   constexpr int group_bytes() const { return scale_bytes() + quant_bytes(); }
   // Of the halves before every eighth group.
   constexpr int super_bytes() const { return scales == Scales::kK ? 64 : scales == Scales::kK6 ? 32 : 0; }
+  // Where in a panel the scales of group g begin.
+  constexpr int64_t group_at(int64_t g) const { return g * group_bytes() + (g / 8 + 1) * super_bytes(); }
   constexpr int64_t panel_bytes(int64_t columns) const {
     int64_t n = columns / kGroup;
     return n * group_bytes() + (groups == 8 ? n / 8 * super_bytes() : 0);

@@ -29,7 +29,7 @@ template <class V> constexpr Kernels kernels_of() {
 }
 
 // In isa/, one file each; which of them there are depends on the processor and the compiler.
-extern const Kernels kScalarKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels, kNeonKernels;
+extern const Kernels kScalarKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels, kAmxKernels, kNeonKernels;
 
 // The best table that this machine can run, or the one that was chosen before; see dispatch.h.
 const Kernels& kernels();

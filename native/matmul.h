@@ -68,6 +68,33 @@ template <class V, int Bits> struct Quants {
   }
 };
 
+// The scales of a group's halves, which are one but in K6 formats, and what its minimum is worth.
+template <class V, int Id> struct GroupScales {
+  typename V::F scale[2], least{}, d{}, dmin{};
+
+  // Of group g, group after group from the first; `p` is where its scales begin.
+  void load(const uint8_t* p, int64_t g) {
+    constexpr Format f = kFormats[Id];
+    if constexpr (f.groups == 8) {
+      if (g % 8 == 0) {
+        d = V::load_half(reinterpret_cast<const uint16_t*>(p - f.super_bytes()));
+        if constexpr (f.has_min()) dmin = V::load_half(reinterpret_cast<const uint16_t*>(p - f.super_bytes() + 32));
+      }
+    }
+    if constexpr (f.scales == Scales::kF16 || f.scales == Scales::kF16M) {
+      scale[0] = V::load_half(reinterpret_cast<const uint16_t*>(p));
+      if constexpr (f.has_min()) least = V::load_half(reinterpret_cast<const uint16_t*>(p + 32));
+    } else if constexpr (f.scales == Scales::kF32) {
+      scale[0] = V::load(reinterpret_cast<const float*>(p));
+    } else if constexpr (f.scales == Scales::kK) {
+      scale[0] = V::mul(d, V::to_float(V::load_u8(p)));
+      least = V::mul(dmin, V::to_float(V::load_u8(p + 16)));
+    } else {
+      for (int h = 0; h < 2; h++) scale[h] = V::mul(d, V::to_float(V::load_s8((const int8_t*)p + 16 * h)));
+    }
+  }
+};
+
 constexpr int kPrefetch = 2048;  // bytes ahead; 1,024 to 8,192 were tried
 
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
@@ -81,34 +108,18 @@ void quantized_panel(const uint8_t* p, const uint8_t* block, int64_t groups, flo
   // Signed bytes of eight bits have their zero at 0.
   constexpr int zero = f.bits == 8 && V::kSignedBytes ? 0 : f.zero;
   constexpr bool two = f.scales == Scales::kK6;  // each half of a group has a scale of its own
-  F acc[R], d{}, dmin{};
+  GroupScales<V, Id> scales;
+  F acc[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r] = V::zero();
   const RowGroup* x = reinterpret_cast<const RowGroup*>(block);
   for (int64_t g = 0; g < groups; g++, x += R) {
-    if constexpr (f.groups == 8) {
-      if (g % 8 == 0) {
-        d = V::load_half(reinterpret_cast<const uint16_t*>(p));
-        if constexpr (f.has_min()) dmin = V::load_half(reinterpret_cast<const uint16_t*>(p + 32));
-        p += f.super_bytes();
-      }
-    }
+    if (f.groups == 8 && g % 8 == 0) p += f.super_bytes();
     // The processor itself does not look far enough ahead while many rows keep it busy (10 %). Fewer wait for memory anyway.
     if constexpr (R == 8) {
       for (int i = 0; i < f.group_bytes(); i += 64) __builtin_prefetch(p + kPrefetch + i);
     }
-    F scale[2], least{};
-    if constexpr (f.scales == Scales::kF16 || f.scales == Scales::kF16M) {
-      scale[0] = V::load_half(reinterpret_cast<const uint16_t*>(p));
-      if constexpr (f.has_min()) least = V::load_half(reinterpret_cast<const uint16_t*>(p + 32));
-    } else if constexpr (f.scales == Scales::kF32) {
-      scale[0] = V::load(reinterpret_cast<const float*>(p));
-    } else if constexpr (f.scales == Scales::kK) {
-      scale[0] = V::mul(d, V::to_float(V::load_u8(p)));
-      least = V::mul(dmin, V::to_float(V::load_u8(p + 16)));
-    } else {
-      for (int h = 0; h < 2; h++) scale[h] = V::mul(d, V::to_float(V::load_s8((const int8_t*)p + 16 * h)));
-    }
+    scales.load(p, g);
     I total[R], first[R];
     // A half's product begins at minus what the zero adds to it.
     auto begin = [&](int h) {
@@ -126,11 +137,11 @@ void quantized_panel(const uint8_t* p, const uint8_t* block, int64_t groups, flo
       for (int r = 0; r < R; r++) {
         I half = V::shift_left(total[r], V::iset1(x[r].left[h]));
         if constexpr (two) {
-          acc[r] = V::fma(scale[h], V::to_float(half), acc[r]);
+          acc[r] = V::fma(scales.scale[h], V::to_float(half), acc[r]);
         } else if (h == 0) {
           first[r] = half;
         } else {
-          acc[r] = V::fma(scale[0], V::to_float(V::iadd(first[r], half)), acc[r]);
+          acc[r] = V::fma(scales.scale[0], V::to_float(V::iadd(first[r], half)), acc[r]);
         }
       }
     };
@@ -145,8 +156,8 @@ void quantized_panel(const uint8_t* p, const uint8_t* block, int64_t groups, flo
       // A K format's minimum is subtracted, an F16M one's added.
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
-        acc[r] = f.scales == Scales::kK ? V::fnma(least, V::set1(x[r].sum), acc[r])
-                                        : V::fma(least, V::set1(x[r].sum), acc[r]);
+        acc[r] = f.scales == Scales::kK ? V::fnma(scales.least, V::set1(x[r].sum), acc[r])
+                                        : V::fma(scales.least, V::set1(x[r].sum), acc[r]);
     }
     p += f.group_bytes();
   }
@@ -177,21 +188,32 @@ void dense_panel(const uint8_t* p, const uint8_t* rows, int64_t columns, float* 
   for (int r = 0; r < R; r++) V::store(out + 16 * r, acc[r]);
 }
 
+// The same as quantized_panel for 16 rows, by tiles; in tiled.h, for instruction sets that have them.
+template <class V, int Id> void tiled_panel(const uint8_t* p, const uint8_t* block, int64_t groups, float* out);
+
 using PanelKernel = void (*)(const uint8_t* panel, const uint8_t* rows, int64_t count, float* out);
+
+template <class V, int Id, int R> constexpr PanelKernel quantized() {
+  if constexpr (R == kTileHeight) {
+    return tiled_panel<V, Id>;
+  } else {
+    return quantized_panel<V, Id, R>;
+  }
+}
 
 // Kernels by the number of rows.
 template <class V, int R> PanelKernel panel_kernel(int id) {
   if constexpr (R <= V::kRows) {
     switch (id) {
-      case kQ4_0: return quantized_panel<V, kQ4_0, R>;
-      case kQ4_1: return quantized_panel<V, kQ4_1, R>;
-      case kQ5_0: return quantized_panel<V, kQ5_0, R>;
-      case kQ5_1: return quantized_panel<V, kQ5_1, R>;
-      case kQ8_0: return quantized_panel<V, kQ8_0, R>;
-      case kQ4_K: return quantized_panel<V, kQ4_K, R>;
-      case kQ5_K: return quantized_panel<V, kQ5_K, R>;
-      case kQ6_K: return quantized_panel<V, kQ6_K, R>;
-      case kInt8: return quantized_panel<V, kInt8, R>;
+      case kQ4_0: return quantized<V, kQ4_0, R>();
+      case kQ4_1: return quantized<V, kQ4_1, R>();
+      case kQ5_0: return quantized<V, kQ5_0, R>();
+      case kQ5_1: return quantized<V, kQ5_1, R>();
+      case kQ8_0: return quantized<V, kQ8_0, R>();
+      case kQ4_K: return quantized<V, kQ4_K, R>();
+      case kQ5_K: return quantized<V, kQ5_K, R>();
+      case kQ6_K: return quantized<V, kQ6_K, R>();
+      case kInt8: return quantized<V, kInt8, R>();
       case kBfloat16: return dense_panel<V, false, R>;
       case kFloat32: return dense_panel<V, true, R>;
     }
@@ -204,7 +226,8 @@ template <class V> PanelKernel panel_kernel(int id, int rows) {
     case 1: return panel_kernel<V, 1>(id);
     case 2: return panel_kernel<V, 2>(id);
     case 4: return panel_kernel<V, 4>(id);
-    default: return panel_kernel<V, 8>(id);
+    case 8: return panel_kernel<V, 8>(id);
+    default: return panel_kernel<V, kTileHeight>(id);
   }
 }
 

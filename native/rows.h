@@ -23,6 +23,7 @@ namespace headrace {
 
 constexpr int kHalf = kGroup / 2;            // inputs that share a shift
 constexpr int kMaxShift = 12;
+constexpr int kTileHeight = 16;              // rows of a block that is multiplied by tiles
 
 // A group of a row.
 struct RowGroup {
@@ -47,7 +48,7 @@ struct Rows {
 // How many rows the block that begins at `row` has.
 template <class V> inline int block_rows(int64_t row, int64_t count) {
   int64_t left = count - row;
-  for (int size : {8, 4, 2})
+  for (int size : {kTileHeight, 8, 4, 2})
     if (size <= V::kRows && size <= left) return size;
   return 1;
 }

@@ -42,6 +42,13 @@ int main(int count, char** arguments) {
     std::printf("%s: vectors %d, matmul %d, attention %d, argmax %d failures\n", (*t)->name, vectors, matmul, attention, argmax);
     std::fflush(stdout);
     failures += vectors + matmul + attention + argmax + test::check_probe(**t);
+#if defined(HEADRACE_AMX)
+    if (std::strcmp((*t)->name, "avx512_bf16") == 0) {
+      const int tiled = test::check_tiled(shapes);
+      std::printf("amx, emulated tiles: %d failures\n", tiled);
+      failures += tiled;
+    }
+#endif
     found = found || std::strcmp((*t)->name, wanted) == 0;
   }
   int team = test::check_team(shapes * 20);

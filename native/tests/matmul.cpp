@@ -73,7 +73,7 @@ void random_panel(Random& r, int id, int64_t columns, uint8_t* panel) {
 
 Case random_case(Random& r) {
   Case c{};
-  c.rows = r.one_in(4) ? r.between(1, 40) : r.between(1, 9);
+  c.rows = r.one_in(4) ? r.between(1, 70) : r.between(1, 9);
   c.dense = r.one_in(4);
   c.columns = c.dense ? r.between(1, 70) : r.one_in(2) ? 32 * r.between(1, 9) : 256 * r.between(1, 3);
   c.activation = Activation(r.one_in(2) ? 0 : r.between(1, 2));
@@ -151,10 +151,30 @@ bool near_float64(const Case& c, const std::vector<float>& y) {
   return true;
 }
 
+// Of each format, a product of each number of rows: blocks of all sizes, and what is left over.
+void check_row_counts(const Kernels& kernels) {
+  Random random(17);
+  constexpr int64_t kMost = 70;
+  for (int id = 0; id <= kFloat32; id++) {
+    Case c{};
+    c.rows = kMost, c.columns = 512, c.outputs = kPanel, c.dense = is_dense(id), c.table = {0, id};
+    c.panels.reset(new uint8_t[size_t(panel_bytes(id, c.columns))]());
+    random_panel(random, id, c.columns, c.panels.get());
+    for (int64_t i = 0; i < kMost * c.columns; i++)
+      c.x.push_back(random.real() * (random.one_in(3) ? 1.0f : 0.01f));  // shifts of all sizes
+    const std::vector<float> want = product(kScalarKernels, c, 1);
+    for (c.rows = 1; c.rows <= kMost; c.rows++) {
+      const std::vector<float> got = product(kernels, c, 1);
+      if (!same(got.data(), want.data(), int64_t(got.size()))) fail(kernels.name, "so many rows", c.rows);
+    }
+  }
+}
+
 }  // namespace
 
 int check_matmul(const Kernels& kernels, long shapes) {
   failures = 0;
+  check_row_counts(kernels);
   Random random(11);
   for (long shape = 0; shape < shapes; shape++) {
     const Case c = random_case(random);

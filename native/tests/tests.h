@@ -14,6 +14,7 @@ int check_avx512(long cases);
 int check_neon(long cases);
 
 int check_matmul(const Kernels& kernels, long shapes);     // against plain C++ bit for bit, and against float64
+int check_tiled(long shapes);                              // check_matmul of AMX on emulated tiles; needs AVX-512 and BF16
 int check_attention(const Kernels& kernels, long shapes);  // against plain C++ bit for bit, on one thread and on three
 int check_argmax(const Kernels& kernels, long shapes);     // against the obvious loop
 int check_team(long loops);

@@ -39,7 +39,7 @@ def told(isa: str | None = None, path: Path = ROOT / "src") -> list[str]:
 def test_an_instruction_set_is_chosen_and_can_be_asked_for() -> None:
     available, best, digest, reason = [*told(), ""][:4]
     assert (available, reason) == ("True", "")
-    assert best in ("avx512_bf16", "avx512", "avx2", "neon", "scalar")
+    assert best in ("amx", "avx512_bf16", "avx512", "avx2", "neon", "scalar")
     assert told(best)[1:3] == [best, digest]
     # Compiled steps are kept under the digest: another instruction set must not load them.
     scalar = told("scalar")
@@ -52,11 +52,11 @@ def test_off_and_what_there_is_not() -> None:
     assert (available, isa, digest) == ("False", "-", "-")
     assert reason == "native CPU kernels are switched off by HEADRACE_NATIVE_ISA=off; plain JAX is used"
     unknown = run(TELL, "sse2").stderr.splitlines()[-1]
-    assert unknown.endswith("HEADRACE_NATIVE_ISA: 'sse2' is not one of scalar, avx2, avx512, avx512_bf16, neon, off")
+    assert unknown.endswith("HEADRACE_NATIVE_ISA: 'sse2' is not one of scalar, avx2, avx512, avx512_bf16, amx, neon, off")
 
 
 @built
-@pytest.mark.parametrize("foreign", ["avx2", "neon"])
+@pytest.mark.parametrize("foreign", ["avx2", "amx", "neon"])
 def test_an_instruction_set_that_the_machine_has_not_got(foreign: str) -> None:
     done = run(TELL, foreign)
     if done.returncode == 0:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "HEADRACE_NATIVE_ISA"
 LIBRARY = Path(__file__).with_name("_native.so")
-_KNOWN = ("scalar", "avx2", "avx512", "avx512_bf16", "neon")
+_KNOWN = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def reason() -> str:
 
 
 def isa() -> str:
-    """The one in use: "avx512_bf16", "avx512", "avx2", "neon" or "scalar"; empty where there are no kernels."""
+    """The one in use: "amx", "avx512_bf16", "avx512", "avx2", "neon" or "scalar"; empty where there are no kernels."""
     return _library().isa
 
 
