@@ -20,6 +20,9 @@ int check_vectors(const char* isa, long cases) {
 #if defined(HEADRACE_AVX512)
   if (std::strcmp(isa, "avx512") == 0) return test::check_avx512(cases);
 #endif
+#if defined(HEADRACE_AVX512_BF16)
+  if (std::strcmp(isa, "avx512_bf16") == 0) return test::check_avx512_bf16(cases);
+#endif
 #if defined(HEADRACE_NEON)
   if (std::strcmp(isa, "neon") == 0) return test::check_neon(cases);
 #endif

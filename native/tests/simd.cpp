@@ -102,10 +102,10 @@ void check_floats(const Numbers& n, const Vectors<V>& v, const Vectors<S>& s) {
   FLOATS(V::load_odd_bfloat(n.halves), S::load_odd_bfloat(n.halves));
   FLOATS(exp<V>(v.a), exp<S>(s.a));
   FLOATS(exp<V>(V::load(n.finite)), exp<S>(S::load(n.finite)));
-  float normal[48];  // of sizes whose products and sums are normal numbers too
+  float normal[48];  // as pairs of bfloat16, of sizes whose products and sums are normal numbers too
   for (int i = 0; i < 48; i++) {
     const uint32_t word = (i < 16 ? n.words[i] : i < 32 ? n.more[i - 16] : n.third[i - 32]);
-    const uint32_t bits = (word & 0x807fffffu) | (127 - 20 + word % 40) << 23;
+    const uint32_t bits = (word & 0x807f807fu) | (127 - 20 + word % 40) << 23 | (127 - 20 + (word >> 8) % 40) << 7;
     std::memcpy(normal + i, &bits, 4);
   }
   FLOATS(dot_bfloat<V>(V::load(normal), V::bits(V::load(normal + 16)), V::bits(V::load(normal + 32))),

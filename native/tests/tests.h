@@ -11,6 +11,7 @@ namespace headrace::test {
 int check_scalar(long cases);
 int check_avx2(long cases);
 int check_avx512(long cases);
+int check_avx512_bf16(long cases);
 int check_neon(long cases);
 
 int check_matmul(const Kernels& kernels, long shapes);     // against plain C++ bit for bit, and against float64
