@@ -155,11 +155,12 @@ def test_x13_the_guard_refuses_an_array_of_the_host_in_a_compiled_step() -> None
     manager = tiny_manager(**GEOMETRY)
     bucket, step = manager._step_for(8, 2)
     packed = np.zeros(manager._batches[bucket].layout.size, np.int32)
+    spare = manager._spare_logits.take(bucket[1]) if manager._spare_logits is not None else None
     with (
         jax.transfer_guard("disallow"),
         pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"),
     ):
-        step(manager._weights, manager._state, packed, manager._no_constraints[2])
+        step(manager._weights, manager._state, packed, manager._no_constraints[2], spare)
     manager.reset_state()
 
 

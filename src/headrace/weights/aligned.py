@@ -37,7 +37,7 @@ class Arena:
         if step > self._CHUNK // 8:  # large enough by itself
             return aligned_empty((size,), jnp.dtype(jnp.uint8))
         with self._lock:
-            if step > len(self._rest):
+            if step >= len(self._rest):  # also for nothing, which must be aligned too
                 self._rest = aligned_empty((self._CHUNK,), jnp.dtype(jnp.uint8))
             taken, self._rest = self._rest[:size], self._rest[step:]
         return taken
