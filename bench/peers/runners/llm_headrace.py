@@ -15,7 +15,7 @@ def load(settings: Settings) -> Generate:
         settings.model,
         max_model_len=settings.max_tokens,
         max_num_seqs=settings.max_requests,
-        kv_cache_bytes=settings.kv_bytes,
+        kv_cache_bytes=settings.kv_bytes * 5 // 4,  # the engine rounds pages down, by a fifth at most
     ).engine
     names = itertools.count()
 
