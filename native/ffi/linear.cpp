@@ -1,5 +1,8 @@
 // The products of a decoder with what stands before and after them: norm, product, activation, bias, norm, residual.
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <new>
 #include <utility>
 
 #include "../kernels.h"
@@ -24,12 +27,25 @@ struct Stage {
   int64_t width() const { return activation == Activation::kNone ? matrix.outputs : matrix.outputs / 2; }
 };
 
+// parallel_for whose body may want for memory: that ends the call, once all threads are done, and not the process.
+void for_all(const Pool& pool, int64_t count, const std::function<void(int64_t)>& body) {
+  std::atomic<bool> failed{false};
+  parallel_for(pool, count, [&](int64_t i) {
+    try {
+      body(i);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+  });
+  if (failed) throw std::bad_alloc();
+}
+
 void pack_all(const Pool& pool, const Kernels& k, const Rows& rows) {
   const int64_t threads = pool.num_threads;
   // Of few rows each thread takes some that lie together: those of a block share cache lines.
   const int64_t wanted = rows.count * rows.columns <= kSerialElements ? 1 : rows.count < 64 * threads ? threads : 4 * threads;
   const int64_t shares = std::min(wanted, rows.count);
-  parallel_for(pool, shares, [&](int64_t i) {
+  for_all(pool, shares, [&](int64_t i) {
     struct Row {};
     float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(pack_buffer(rows.columns)) * 4));
     k.pack_rows(rows, rows.count * i / shares, rows.count * (i + 1) / shares, buffer);
@@ -46,10 +62,10 @@ void run(const Pool& pool, const Kernels& k, const Stage& s, const float* x, con
   const Product product{m, rows, s.activation, s.bias, s.post_norm == nullptr ? residual : nullptr, y};
   // A few parts for each thread, so that one that is held up does not hold up the others.
   const int64_t units = product.units(), parts = std::min<int64_t>(units, int64_t(pool.num_threads) * 6);
-  parallel_for(pool, parts, [&](int64_t i) { k.multiply(product, units * i / parts, units * (i + 1) / parts); });
+  for_all(pool, parts, [&](int64_t i) { k.multiply(product, units * i / parts, units * (i + 1) / parts); });
   if (s.post_norm == nullptr) return;
   const int64_t width = s.width(), shares = std::min<int64_t>(count, count * width <= kSerialElements ? 1 : pool.num_threads * 4);
-  parallel_for(pool, shares, [&](int64_t i) {
+  for_all(pool, shares, [&](int64_t i) {
     struct Row {};
     float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(width) * 4));
     for (int64_t r = count * i / shares; r < count * (i + 1) / shares; r++)
@@ -65,7 +81,7 @@ template <class Body> void by_rows(const Pool& pool, int64_t count, Body body) {
   const int64_t tiles = threads * ((count + threads * kTileRows - 1) / (threads * kTileRows));
   const Pool alone{1, pool.schedule};
   auto border = [&](int64_t i) { return i == tiles ? count : count * i / tiles / 8 * 8; };  // whole blocks of rows
-  parallel_for(pool, tiles, [&](int64_t i) { body(alone, border(i), border(i + 1)); });
+  for_all(pool, tiles, [&](int64_t i) { body(alone, border(i), border(i + 1)); });
 }
 
 // The table of a matrix's panels, from runs of panels that lie one after the other: (first byte / 32, panels, FormatId) each.
@@ -173,7 +189,7 @@ ffi::Error embed(ffi::ThreadPool threads, ffi::Buffer<ffi::S32> ids, ffi::AnyBuf
     if (table == nullptr) return ffi::Error::InvalidArgument(kBadRuns);
     Matrix matrix{static_cast<const uint8_t*>(data.untyped_data()), table, outputs, columns};
     int64_t count = std::clamp<int64_t>(num_rows.typed_data()[0], 0, ids.dimensions()[0]);
-    parallel_for(pool_of(threads), count, [&](int64_t i) {
+    for_all(pool_of(threads), count, [&](int64_t i) {
       int64_t id = std::clamp<int64_t>(ids.typed_data()[i], 0, outputs - 1);
       unpack_row(matrix.format(id / kPanel), matrix.panel(id / kPanel), int(id % kPanel), columns, y->typed_data() + i * columns);
     });

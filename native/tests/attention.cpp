@@ -1,4 +1,5 @@
 // Attention over random ragged batches: each instruction set against plain C++ bit for bit, and on one thread or three.
+#include <cmath>
 #include <vector>
 
 #include "attention.h"
@@ -46,6 +47,41 @@ void add_rows(Random& r, Batch& b) {
   w.tokens = int64_t(b.token_rows.size());
 }
 
+// One key and value of each head become NaN, as that of a token that was never written, or is another's, may be.
+void spoil(Batch& b, int slot, int position) {
+  const AttentionWork& w = b.work;
+  const int page = b.page_table[size_t(slot * w.pages_per_sequence + position / w.page_size)], offset = position % w.page_size;
+  const uint32_t nan = 0x7fc07fc0;
+  for (int head = 0; head < w.kv_heads; head++) {
+    char* keys = b.pages.data() + (int64_t(page) * w.kv_heads + head) * 2 * w.part_bytes();
+    char* values = keys + w.part_bytes();
+    for (int i = 0; i < w.width / 2; i++) {
+      char* at = keys + (int64_t(offset / kLanes) * (w.width / 2) + i) * (w.bfloat ? 64 : 128) + offset % kLanes * 4;
+      std::memcpy(at, &nan, 4);
+      if (!w.bfloat) std::memcpy(at + 64, &nan, 4);
+    }
+    for (int i = 0; i < w.width; i++) {
+      if (w.bfloat) {
+        std::memcpy(values + int64_t(offset / 2) * w.width * 4 + i * 4 + offset % 2 * 2, &nan, 2);
+      } else {
+        std::memcpy(values + (int64_t(offset) * w.width + i) * 4, &nan, 4);
+      }
+    }
+  }
+}
+
+// All that no token of a row sees: before the first one's window, and behind the last one.
+void spoil_unseen(Batch& b) {
+  const AttentionWork& w = b.work;
+  for (int row = 0; row < w.rows; row++) {
+    const int begin = b.query_start[size_t(row)], end = b.query_start[size_t(row) + 1];
+    if (begin == end) continue;
+    const int first = w.window > 0 ? b.positions[size_t(begin)] + 1 - w.window : 0, last = b.positions[size_t(end) - 1];
+    for (int p = 0; p < w.pages_per_sequence * w.page_size; p++)
+      if (p < first || p > last) spoil(b, b.row_slots[size_t(row)], p);
+  }
+}
+
 Batch random_batch(Random& r) {
   Batch b;
   AttentionWork& w = b.work;
@@ -70,7 +106,14 @@ Batch random_batch(Random& r) {
     const uint16_t high = float_to_bfloat(value);
     std::memcpy(b.pages.data() + i, w.bfloat ? (const void*)&high : (const void*)&value, w.bfloat ? 2 : 4);
   }
+  spoil_unseen(b);
   return b;
+}
+
+bool finite(const std::vector<float>& x) {
+  for (float value : x)
+    if (!std::isfinite(value)) return false;
+  return true;
 }
 
 struct Result {
@@ -105,6 +148,7 @@ int check_attention(const Kernels& kernels, long shapes) {
     const Batch batch = random_batch(random);
     const Result want = attend(kScalarKernels, batch, Pool{}), got = attend(kernels, batch, Pool{});
     if (!equal(got, want)) fail(kernels.name, "attention", shape);
+    if (!finite(got.out)) fail(kernels.name, "what no token sees", shape);
     if (!equal(attend(kernels, batch, threads.pool()), got)) fail(kernels.name, "attention on three threads", shape);
   }
   return failures;

@@ -104,7 +104,7 @@ class ExecutionManager:
         self._compiled = CompiledSteps(options.max_compiled_variants)
         self._batches: dict[Bucket, HostBatch | RankedBatch] = {}
         self._no_constraints: dict[int, jax.Array] = {}  # by logits rows
-        self._spare_logits = SpareLogits(self._device_spec.vocab_size) if mesh is None else None
+        self._spare_logits = SpareLogits.where_it_pays(self._device_spec.vocab_size, mesh)
         self._new_state = self._device_state if mesh is None else empty_state(self._device_state, mesh)
         self._state: DeviceState = self._new_state()
         self._prepared: PreparedBatch | None = None
@@ -361,6 +361,8 @@ class ExecutionManager:
         self._compiled.clear()
         self._batches.clear()
         self._no_constraints.clear()
+        if self._spare_logits is not None:
+            self._spare_logits.prepare([])
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -412,7 +414,7 @@ class ExecutionManager:
         if self.mesh is None:
             packed, constraints = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in sizes)
             spare = jax.ShapeDtypeStruct((bucket[1], self._device_spec.vocab_size), jnp.float32)
-            return Arguments(weights, state, packed, constraints, spare)
+            return Arguments(weights, state, packed, constraints, None if self._spare_logits is None else spare)
         sharding = NamedSharding(self.mesh, PER_RANK)
         shapes = [(self.num_ranks, size) for size in sizes]
         packed, constraints = (jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for shape in shapes)

@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+_MOST = 2  # results that are in use at once, with overlap
 
 
 class SpareLogits:
-    """Arrays of logits by their number of rows, to be donated to a step that makes as many.
+    """Arrays of logits of the steps' present size, to be donated to a step that makes as many.
 
     32 rows of a vocabulary of 262,144 are 34 MB, which malloc takes from the system and gives back each time: page
-    faults of 13 ms of processor time per step. There are as many arrays as results that are in use at once, two with
-    overlap.
+    faults of 13 ms of processor time per step. Of one number of rows at a time, so that it is no more memory than
+    steps of that size take anyway.
     """
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
-        self._arrays: dict[int, list[jax.Array]] = defaultdict(list)
+        self._rows = 0
+        self._arrays: list[jax.Array] = []
         self._make: dict[int, jax.stages.Compiled] = {}
 
-    def prepare(self, sizes: Iterable[int]) -> None:
-        """Compiles what makes new arrays of so many rows each, so that `take` need not."""
-        for rows in sizes:
-            if rows not in self._make:
-                form = (rows, self._vocab)
-                self._make[rows] = jax.jit(partial(jnp.zeros, form, jnp.float32)).lower().compile()
+    @classmethod
+    def where_it_pays(cls, vocab: int, mesh: Mesh | None) -> SpareLogits | None:
+        """On one CPU. Devices have memory of their own, which costs no page faults."""
+        return cls(vocab) if mesh is None and jax.default_backend() == "cpu" else None
+
+    def prepare(self, sizes: Collection[int]) -> None:
+        """Compiles what makes new arrays of so many rows each, so that `take` need not, and forgets other sizes."""
+        self.clear()
+        self._make = {rows: self._make.get(rows) or self._compile(rows) for rows in sizes}
 
     def take(self, rows: int) -> jax.Array:
         """An array [rows, vocab] float32 of any content, for the caller to donate."""
-        if self._arrays[rows]:
-            return self._arrays[rows].pop()
-        self.prepare([rows])
+        if rows != self._rows:
+            self.clear()
+            self._rows = rows
+        if self._arrays:
+            return self._arrays.pop()
+        if rows not in self._make:
+            self._make[rows] = self._compile(rows)
         made: jax.Array = self._make[rows]()
         return made
 
     def put(self, logits: jax.Array) -> None:
         """Takes logits [rows, vocab] back, which the caller may not read any more."""
-        self._arrays[logits.shape[0]].append(logits)
+        if logits.shape[0] == self._rows and len(self._arrays) < _MOST:
+            self._arrays.append(logits)
+
+    def clear(self) -> None:
+        """Frees the arrays."""
+        self._arrays.clear()
+
+    def _compile(self, rows: int) -> jax.stages.Compiled:
+        return jax.jit(partial(jnp.zeros, (rows, self._vocab), jnp.float32)).lower().compile()

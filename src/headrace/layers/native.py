@@ -64,7 +64,7 @@ class NativeWeight:
     ) -> jax.Array:
         """The matrix times the RMS norm of x, and what comes after, in one call.
 
-        Of quantised matrices the rows of x are rounded to 8 bits, with a scale for each 16 numbers. A row's bits depend
+        Of quantised matrices the rows of x are rounded to 8 bits, with a shift for each 16 numbers. A row's bits depend
         on nothing but the row.
 
         Args:
