@@ -4,7 +4,7 @@
 // shift, so that its quants use their 8 bits. So a half's product is scaled by shifting an integer, which on Zen 4 runs
 // beside the dot products where a multiplication would take their place (a sixth more speed); shifts are at most 12, so
 // that no sum leaves 32 bits: 2 halves * 16 inputs * 127 * 128 * 2^12 < 2^31. What is smaller loses bits, next to inputs
-// 4,096 times as large. With one shift for 32 inputs, perplexity would rise three times as much.
+// 4,096 times as large. With one scale for 32 inputs perplexity rises by more than half a percent.
 //
 // Rows are handled in blocks of at most V::kRows. A block holds, for the first 32 inputs, a RowGroup of each of its rows,
 // then those for the next 32, …, and after them R floats, the rows' scales * 2^-12. For dense weights it holds floats: for
