@@ -102,10 +102,10 @@ void attention(const AttentionWork& w, const AttentionKernels& kernels, const Po
     return reinterpret_cast<float*>(scratch<Piece>(size_t(size) * 4));
   };
 
-  int64_t token_work = int64_t(w.heads + 6 * w.kv_heads) * w.width / kLanes * 10;
+  int64_t token_work = int64_t(6 * w.kv_heads) * w.width / kLanes * 10;
   int64_t tokens = std::max<int64_t>(w.tokens / (threads * kBatchesPerThread) + 1, kWorthSharing / token_work + 1);
   share(pool, (w.tokens + tokens - 1) / tokens, w.tokens * token_work, [&](int64_t i) {
-    kernels.rotate_and_write(w, i * tokens, std::min((i + 1) * tokens, w.tokens));
+    kernels.write(w, i * tokens, std::min((i + 1) * tokens, w.tokens));
   });
   share(pool, int64_t(plan.batches.size()) - 1, plan.work, [&](int64_t i) {
     int64_t first = plan.batches[i];

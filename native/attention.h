@@ -43,7 +43,7 @@ struct AttentionWork {
   const int32_t* row_slots;    // [rows]
   const int32_t* page_table;   // [slots, pages_per_sequence]
   char* pages;
-  float* out;  // [tokens, heads, dim]; holds the rotated queries until a block of them is done
+  float* out;  // [tokens, heads, dim]
 
   int group() const { return heads / kv_heads; }
   int64_t state_floats() const { return width + 2 * kLanes; }  // of one query of one head, see attention_kernel.h
@@ -65,8 +65,8 @@ struct Piece {
 // What one instruction set offers.
 struct AttentionKernels {
   int most_queries;  // of a block
-  // Norm and rotation of the tokens [begin, end): queries to `out`, keys and values into the pages. Padding gets zeros.
-  void (*rotate_and_write)(const AttentionWork&, int64_t begin, int64_t end);
+  // Keys, normed and rotated, and values of the tokens [begin, end) into the pages. Padding gets zeros in `out`.
+  void (*write)(const AttentionWork&, int64_t begin, int64_t end);
   // Pieces one after the other.
   void (*attend)(const AttentionWork&, const Piece* pieces, int64_t count, float* scratch);
   // All segments of a block, whose states are there -> `out`.

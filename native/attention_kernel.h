@@ -280,7 +280,7 @@ template <class V> struct Attention {
     for (int r = 0; r < block.count; r++, states += w.state_floats()) {
       float total = sum_lanes<V>(V::load(states + w.width));
       F divisor = V::set1(total > 0 ? total : 1.0f);
-      float* to = query(w, block, r);
+      float* to = w.out + (token_of(w, block, r) * w.heads + block.kv_head * w.group() + (block.first + r) % w.group()) * w.dim;
       for (int i = 0; i < w.dim; i += kLanes) {
         // + 0 makes one zero of both: a weight of 0 may have turned the one into the other.
         F x = V::add(V::div(V::load(states + i), divisor), V::zero());
@@ -289,9 +289,8 @@ template <class V> struct Attention {
     }
   }
 
-  static float* query(const AttentionWork& w, const QueryBlock& block, int r) {
-    int64_t flat = block.first + r, token = w.query_start[block.row] + flat / w.group();
-    return w.out + (token * w.heads + block.kv_head * w.group() + flat % w.group()) * w.dim;
+  static int64_t token_of(const AttentionWork& w, const QueryBlock& block, int r) {
+    return w.query_start[block.row] + (block.first + r) / w.group();
   }
 
   static void fold(const AttentionWork& w, const Piece& whole, float* scratch) {
@@ -315,11 +314,12 @@ template <class V> struct Attention {
     const QueryBlock& block = piece.block;
     float *q = scratch, *s = q + w.width * kQueries, *state = s + kStride * kQueries;
     float *later = state + w.state_floats() * kQueries, *parts = piece.states;
+    alignas(64) float head[kMostDim];
     for (int r = 0; r < R; r++) {
-      const float* from = r < block.count ? query(w, block, r) : nullptr;
+      if (r < block.count) TokenHeads<V>::load_query(w, token_of(w, block, r), block.kv_head, (block.first + r) % w.group(), head);
       for (int i = 0; i < w.dim; i += kLanes) {
         const int n = least(w.dim - i, kLanes);
-        Page::put_query(q + i / 2 * Page::kQueryPair * R + r, R, from != nullptr ? V::load_n(from + i, n) : V::zero(), n);
+        Page::put_query(q + i / 2 * Page::kQueryPair * R + r, R, r < block.count ? V::load_n(head + i, n) : V::zero(), n);
       }
     }
     int64_t size = block.count * w.state_floats();
@@ -372,7 +372,7 @@ template <class V> struct Attention {
     }
   }
 
-  static constexpr AttentionKernels table() { return {kQueries, TokenWriter<V>::rotate_and_write, attend, fold}; }
+  static constexpr AttentionKernels table() { return {kQueries, TokenHeads<V>::write, attend, fold}; }
 
  private:
   static int64_t clamp(int64_t i, int64_t count) { return i < 0 ? 0 : i < count ? i : count - 1; }

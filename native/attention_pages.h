@@ -1,4 +1,4 @@
-// What is done to the tokens of a step before attention: norms and rotation of their heads, keys and values into the pages.
+// What is done to the heads of a step's tokens before attention: norms and rotation, and keys and values into the pages.
 #pragma once
 
 #include <cstring>
@@ -108,60 +108,58 @@ template <class V> struct FloatPage {
   }
 };
 
-template <class V> struct TokenWriter {
+template <class V> struct TokenHeads {
   using F = typename V::F;
 
-  static void normalise(float* x, const float* weight, int dim, float eps) {
+  // A head [dim] with norm and rotation, times `factor`. Of a rotated pair one is dimension i and the other i + dim / 2.
+  static void prepare_head(const AttentionWork& w, int64_t token, const float* in, const float* norm, float factor, float* x) {
+    const F scale = norm == nullptr ? V::zero() : inverse_rms(in, w.dim, w.eps), by = V::set1(factor);
+    auto load = [&](int i, int n) {
+      const F v = V::load_n(in + i, n);
+      return norm == nullptr ? v : V::mul(V::mul(v, scale), V::load_n(norm + i, n));
+    };
+    // Not by parts where it is whole: what reads it would have to wait for the memory.
+    auto store = [&](int i, F v, int n) { n == kLanes ? V::store(x + i, V::mul(v, by)) : V::store_n(x + i, V::mul(v, by), n); };
+    if (w.cosines == nullptr) {
+      for (int i = 0; i < w.dim; i += kLanes) store(i, load(i, least(w.dim - i, kLanes)), least(w.dim - i, kLanes));
+      return;
+    }
+    const int half = w.dim / 2;
+    for (int i = 0; i < half; i += kLanes) {
+      const int n = least(half - i, kLanes);
+      const F a = load(i, n), b = load(half + i, n);
+      const F c = V::load_n(w.cosines + token * half + i, n), s = V::load_n(w.sines + token * half + i, n);
+      store(i, V::fnma(b, s, V::mul(a, c)), n);
+      store(half + i, V::fma(a, s, V::mul(b, c)), n);
+    }
+  }
+
+  static F inverse_rms(const float* x, int dim, float eps) {
     F squares = V::zero();
     for (int i = 0; i < dim; i += kLanes) {
-      F part = V::load_n(x + i, least(dim - i, kLanes));
+      const F part = V::load_n(x + i, least(dim - i, kLanes));
       squares = V::fma(part, part, squares);
     }
-    F mean = V::set1(sum_lanes<V>(squares) / float(dim));
-    F scale = V::div(V::set1(1.0f), V::sqrt(V::add(mean, V::set1(eps))));
-    for (int i = 0; i < dim; i += kLanes) {
-      int n = least(dim - i, kLanes);
-      V::store_n(x + i, V::mul(V::mul(V::load_n(x + i, n), scale), V::load_n(weight + i, n)), n);
-    }
+    const F mean = V::set1(sum_lanes<V>(squares) / float(dim));
+    return V::div(V::set1(1.0f), V::sqrt(V::add(mean, V::set1(eps))));
   }
 
-  // Dimension i is paired with i + half.
-  static void rotate(float* x, const float* cosines, const float* sines, int half) {
-    for (int i = 0; i < half; i += kLanes) {
-      int n = least(half - i, kLanes);
-      F a = V::load_n(x + i, n), b = V::load_n(x + half + i, n);
-      F c = V::load_n(cosines + i, n), s = V::load_n(sines + i, n);
-      V::store_n(x + i, V::fnma(b, s, V::mul(a, c)), n);
-      V::store_n(x + half + i, V::fma(a, s, V::mul(b, c)), n);
-    }
+  // Query head g of those that share a key/value head -> x [dim].
+  static void load_query(const AttentionWork& w, int64_t token, int kv_head, int g, float* x) {
+    prepare_head(w, token, w.qkv + ((token * w.kv_heads + kv_head) * (w.group() + 2) + g) * w.dim, w.q_norm, w.scale, x);
   }
 
-  static void prepare_head(const AttentionWork& w, int64_t token, float* x, const float* norm) {
-    int half = w.dim / 2;
-    if (norm != nullptr) normalise(x, norm, w.dim, w.eps);
-    if (w.cosines != nullptr) rotate(x, w.cosines + token * half, w.sines + token * half, half);
-  }
-
-  static void rotate_and_write(const AttentionWork& w, int64_t begin, int64_t end) {
+  static void write(const AttentionWork& w, int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; token++) {
-      float* out = w.out + token * w.heads * w.dim;
       if (uint32_t(w.token_rows[token]) >= uint64_t(w.rows)) {
+        float* out = w.out + token * w.heads * w.dim;
         for (int i = 0; i < w.heads * w.dim; i++) out[i] = 0.0f;
         continue;
       }
-      int64_t place = w.write_index[token];
-      bool written = place >= 0 && place < w.num_pages * w.page_size;
+      const int64_t place = w.write_index[token];
+      if (place < 0 || place >= w.num_pages * w.page_size) continue;
       for (int head = 0; head < w.kv_heads; head++) {
-        const float* in = w.qkv + (token * w.kv_heads + head) * (w.group() + 2) * w.dim;
-        for (int g = 0; g < w.group(); g++, in += w.dim, out += w.dim) {
-          copy<V>(out, in, w.dim);
-          prepare_head(w, token, out, w.q_norm);
-          for (int i = 0; i < w.dim; i += kLanes) {
-            int n = least(w.dim - i, kLanes);
-            V::store_n(out + i, V::mul(V::load_n(out + i, n), V::set1(w.scale)), n);
-          }
-        }
-        if (written) write_head(w, token, head, place, in);
+        write_head(w, token, head, place, w.qkv + ((token * w.kv_heads + head) * (w.group() + 2) + w.group()) * w.dim);
       }
     }
   }
@@ -175,8 +173,7 @@ template <class V> struct TokenWriter {
     values += w.bfloat ? offset / 2 * row + offset % 2 * 2 : offset * row;
 
     float key[kMostDim];
-    copy<V>(key, in, w.dim);
-    prepare_head(w, token, key, w.k_norm);
+    prepare_head(w, token, in, w.k_norm, 1.0f, key);
     for (int i = 0; i < w.dim; i += 2 * kLanes) {
       // Dimensions of a key go to 16 rows of pairs, a lane of each; a tail's further ones are never read.
       float even[kLanes] = {}, odd[kLanes] = {};

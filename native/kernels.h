@@ -15,6 +15,7 @@ namespace headrace {
 struct Kernels {
   const char* name;
   uint64_t (*checksum)();  // of what its vectors compute from fixed numbers; see simd/checksum.h
+  int most_rows;            // of a block
   void (*pack_rows)(const Rows& rows, int64_t begin, int64_t end, float* buffer);
   void (*multiply)(const Product& product, int64_t begin, int64_t end);
   void (*add_norm)(const float* residual, const float* weight, float eps, int64_t n, float* y, float* buffer);
@@ -25,7 +26,7 @@ struct Kernels {
 
 // A constant, so that the code of an instruction set does not run by itself on a machine that has not got it.
 template <class V> constexpr Kernels kernels_of() {
-  return {V::kName, checksum<V>, pack_rows<V>, multiply<V>, add_norm<V>, argmax<V>, Attention<V>::table(), Probe<V>::table()};
+  return {V::kName, checksum<V>, V::kRows, pack_rows<V>, multiply<V>, add_norm<V>, argmax<V>, Attention<V>::table(), Probe<V>::table()};
 }
 
 // In isa/, one file each; which of them there are depends on the processor and the compiler.

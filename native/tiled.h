@@ -107,7 +107,7 @@ template <class V> uint64_t checksum_with_tiles() { return checksum<typename V::
 template <class V> constexpr Kernels kernels_with_tiles() {
   Kernels k = kernels_of<typename V::Vectors>();
   k.name = V::kName, k.checksum = checksum_with_tiles<V>;
-  k.pack_rows = pack_rows<V>, k.multiply = multiply_with_tiles<V>;
+  k.most_rows = V::kRows, k.pack_rows = pack_rows<V>, k.multiply = multiply_with_tiles<V>;
   return k;
 }
 

@@ -8,13 +8,14 @@
 #include "../kernels.h"
 #include "../pack.h"
 #include "call.h"
+#include "packing.h"
 #include "scratch.h"
 #include "target.h"
 
 namespace headrace {
 namespace {
 
-constexpr int64_t kSerialElements = 2048;  // below this, packing rows is quicker alone than shared out
+constexpr int64_t kSerialElements = 2048;  // below this, a norm of rows is quicker alone than shared out
 constexpr int64_t kTileRows = 48;          // of a tile at most; a thread needs two of them to work on rows of its own
 
 // A product and what stands around it.
@@ -27,42 +28,18 @@ struct Stage {
   int64_t width() const { return activation == Activation::kNone ? matrix.outputs : matrix.outputs / 2; }
 };
 
-// parallel_for whose body may want for memory: that ends the call, once all threads are done, and not the process.
-void for_all(const Pool& pool, int64_t count, const std::function<void(int64_t)>& body) {
-  std::atomic<bool> failed{false};
-  parallel_for(pool, count, [&](int64_t i) {
-    try {
-      body(i);
-    } catch (const std::bad_alloc&) {
-      failed = true;
-    }
-  });
-  if (failed) throw std::bad_alloc();
-}
-
-void pack_all(const Pool& pool, const Kernels& k, const Rows& rows) {
-  const int64_t threads = pool.num_threads;
-  // Of few rows each thread takes some that lie together: those of a block share cache lines.
-  const int64_t wanted = rows.count * rows.columns <= kSerialElements ? 1 : rows.count < 64 * threads ? threads : 4 * threads;
-  const int64_t shares = std::min(wanted, rows.count);
-  for_all(pool, shares, [&](int64_t i) {
-    struct Row {};
-    float* buffer = reinterpret_cast<float*>(scratch<Row>(size_t(pack_buffer(rows.columns)) * 4));
-    k.pack_rows(rows, rows.count * i / shares, rows.count * (i + 1) / shares, buffer);
-  });
-}
-
 // x [count, columns] -> y [count, width], to which residual, if any, is added last.
 void run(const Pool& pool, const Kernels& k, const Stage& s, const float* x, const float* residual, int64_t count, float* y) {
   const Matrix& m = s.matrix;
-  Rows rows{x, count, m.columns, s.norm, s.eps, is_dense(m.format(0)), nullptr};
-  struct Packed {};
-  rows.packed = scratch<Packed>(size_t(rows.row_bytes() * count) + 64);
-  pack_all(pool, k, rows);
-  const Product product{m, rows, s.activation, s.bias, s.post_norm == nullptr ? residual : nullptr, y};
+  const Packing packing(pool, k, {x, count, m.columns, s.norm, s.eps, is_dense(m.format(0)), nullptr});
+  const Product product{m, {}, s.activation, s.bias, s.post_norm == nullptr ? residual : nullptr, y};
   // A few parts for each thread, so that one that is held up does not hold up the others.
   const int64_t units = product.units(), parts = std::min<int64_t>(units, int64_t(pool.num_threads) * 6);
-  for_all(pool, parts, [&](int64_t i) { k.multiply(product, units * i / parts, units * (i + 1) / parts); });
+  for_all(pool, parts, [&](int64_t i) {
+    Product part = product;
+    part.rows = packing.rows();
+    k.multiply(part, units * i / parts, units * (i + 1) / parts);
+  });
   if (s.post_norm == nullptr) return;
   const int64_t width = s.width(), shares = std::min<int64_t>(count, count * width <= kSerialElements ? 1 : pool.num_threads * 4);
   for_all(pool, shares, [&](int64_t i) {
