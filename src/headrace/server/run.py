@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -36,6 +37,9 @@ def serve(engine: Engine, options: ServerOptions, listener: socket.socket, *, is
     Args:
         is_supervised: end when the engine has died, instead of answering that it has.
     """
+    # What is there now stays; to look through it again took 60 to 80 ms each time, while no token moved.
+    gc.collect()
+    gc.freeze()
     code = 1
     with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()) as runner:
         ended, is_dead = runner.run(serve_on(engine, options, listener, ends_when_dead=is_supervised))
