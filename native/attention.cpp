@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "ffi/scratch.h"
+#include "scratch.h"
 #include "team.h"
 
 namespace headrace {
@@ -81,7 +81,7 @@ void add_pieces(const AttentionWork& w, int threads, Plan& plan) {
 }
 
 void share(const Pool& pool, int64_t count, int64_t work, const std::function<void(int64_t)>& body) {
-  parallel_for(work < kWorthSharing ? Pool{} : pool, count, body);
+  for_all(work < kWorthSharing ? Pool{} : pool, count, body);
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 // for a helper that has not begun: the caller alone can do all of a loop.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <new>
 
 namespace headrace {
 
@@ -19,5 +21,18 @@ struct Pool {
 // Calls body(i) once for each i in [0, count), on as many threads as there are, and returns when all calls are done.
 // Bodies may not throw and may not begin loops of their own. A loop that begins while another one runs is the caller's alone.
 void parallel_for(const Pool& pool, int64_t count, const std::function<void(int64_t)>& body);
+
+// The same for a body that may want for memory: that ends the call, once all threads are done, and not the process.
+inline void for_all(const Pool& pool, int64_t count, const std::function<void(int64_t)>& body) {
+  std::atomic<bool> failed{false};
+  parallel_for(pool, count, [&](int64_t i) {
+    try {
+      body(i);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+  });
+  if (failed) throw std::bad_alloc();
+}
 
 }  // namespace headrace

@@ -1,9 +1,7 @@
-// What handlers have in common: XLA's thread pool as a Pool, and what happens where there is no memory.
+// What handlers have in common: XLA's thread pool as a Pool.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <functional>
 #include <new>
 
 #include "team.h"
@@ -25,19 +23,6 @@ template <class Call> inline ffi::Error guarded(Call call) {
   } catch (const std::bad_alloc&) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "headrace: no memory for a native kernel");
   }
-}
-
-// parallel_for whose body may want for memory: that ends the call, once all threads are done, and not the process.
-inline void for_all(const Pool& pool, int64_t count, const std::function<void(int64_t)>& body) {
-  std::atomic<bool> failed{false};
-  parallel_for(pool, count, [&](int64_t i) {
-    try {
-      body(i);
-    } catch (const std::bad_alloc&) {
-      failed = true;
-    }
-  });
-  if (failed) throw std::bad_alloc();
 }
 
 // An optional array: null where it has no elements.

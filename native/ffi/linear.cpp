@@ -7,9 +7,9 @@
 
 #include "../kernels.h"
 #include "../pack.h"
+#include "../packing.h"
+#include "../scratch.h"
 #include "call.h"
-#include "packing.h"
-#include "scratch.h"
 #include "target.h"
 
 namespace headrace {

@@ -6,6 +6,8 @@
 #include "check.h"
 #include "kernels.h"
 #include "pack.h"
+#include "packing.h"
+#include "pool.h"
 #include "simd/scalar.h"
 #include "tests.h"
 
@@ -103,16 +105,37 @@ Case random_case(Random& r) {
   return c;
 }
 
+const float* pointer(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
+
+Rows rows_of(const Case& c) { return {c.x.data(), c.rows, c.columns, pointer(c.norm), 1e-5f, c.dense, nullptr}; }
+
+Product product_of(const Case& c, std::vector<float>& y) {
+  y.assign(size_t(c.rows * c.width()), -1.0f);
+  return {{c.panels.get(), c.table.data(), c.outputs, c.columns}, {}, c.activation, pointer(c.bias), pointer(c.residual), y.data()};
+}
+
 std::vector<float> product(const Kernels& k, const Case& c, int64_t parts) {
-  auto pointer = [](const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); };
-  std::vector<float> y(size_t(c.rows * c.width()), -1.0f), buffer(static_cast<size_t>(pack_buffer(c.columns)));
-  Matrix matrix{c.panels.get(), c.table.data(), c.outputs, c.columns};
-  Rows rows{c.x.data(), c.rows, c.columns, pointer(c.norm), 1e-5f, c.dense, nullptr};
+  std::vector<float> y, buffer(static_cast<size_t>(pack_buffer(c.columns)));
+  Rows rows = rows_of(c);
   Bytes packed(size_t(rows.row_bytes() * c.rows) + 64);
   rows.packed = packed.get();
   for (int64_t i = 0; i < parts; i++) k.pack_rows(rows, c.rows * i / parts, c.rows * (i + 1) / parts, buffer.data());
-  Product p{matrix, rows, c.activation, pointer(c.bias), pointer(c.residual), y.data()};
+  Product p = product_of(c, y);
+  p.rows = rows;
   for (int64_t i = 0; i < parts; i++) k.multiply(p, p.units() * i / parts, p.units() * (i + 1) / parts);
+  return y;
+}
+
+// The same on several threads, which pack rows for themselves or for each other.
+std::vector<float> shared_product(const Kernels& k, const Case& c, const Pool& pool, int64_t parts) {
+  std::vector<float> y;
+  const Packing packing(pool, k, rows_of(c));
+  const Product whole = product_of(c, y);
+  for_all(pool, parts, [&](int64_t i) {
+    Product p = whole;
+    p.rows = packing.rows();
+    k.multiply(p, p.units() * i / parts, p.units() * (i + 1) / parts);
+  });
   return y;
 }
 
@@ -176,10 +199,13 @@ int check_matmul(const Kernels& kernels, long shapes) {
   failures = 0;
   check_row_counts(kernels);
   Random random(11);
+  Threads threads(2);
   for (long shape = 0; shape < shapes; shape++) {
     const Case c = random_case(random);
     const std::vector<float> want = product(kScalarKernels, c, 1), got = product(kernels, c, random.between(1, 3));
     if (!same(got.data(), want.data(), int64_t(want.size()))) fail(kernels.name, "matmul", shape);
+    const std::vector<float> shared = shared_product(kernels, c, threads.pool(), random.between(1, 6));
+    if (!same(shared.data(), want.data(), int64_t(want.size()))) fail(kernels.name, "matmul on three threads", shape);
     if (&kernels == &kScalarKernels && !near_float64(c, got)) fail(kernels.name, "matmul against float64", shape);
     // A row alone has the bits that it has among others.
     Case alone = c;

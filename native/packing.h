@@ -8,15 +8,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
-#include "../kernels.h"
-#include "call.h"
+#include "kernels.h"
 #include "scratch.h"
+#include "team.h"
 
 namespace headrace {
 
@@ -37,11 +38,11 @@ class Packing {
  public:
   // All rows are packed when this returns, or each thread does so when it first asks for them.
   Packing(const Pool& pool, const Kernels& kernels, const Rows& rows) : kernels_(kernels), rows_(rows), call_(next_call()) {
-    if (pool.num_threads == 1 || rows.count * rows.columns <= kOwnElements) return;
+    const int64_t unit = kernels.most_rows;
+    if (pool.num_threads == 1 || rows.count <= unit || rows.count * rows.columns <= kOwnElements) return;
     struct Shared {};
     struct Unit {};
     rows_.packed = scratch<Shared>(size_of(rows.count));
-    const int64_t unit = kernels.most_rows;
     for_all(pool, (rows.count + unit - 1) / unit, [&](int64_t i) {
       const int64_t begin = i * unit, count = std::min(unit, rows.count - begin);
       copy_past_caches(rows_.packed + begin * rows.row_bytes(), packed_here<Unit>(begin, count), size_t(count * rows.row_bytes()));
@@ -57,7 +58,10 @@ class Packing {
       uint8_t* packed;
     };
     thread_local Mine mine = {0, nullptr};
-    if (mine.call != call_) mine = {call_, packed_here<Own>(0, rows_.count)};
+    if (mine.call != call_) {
+      mine.call = 0;  // until it is done: there may be no memory
+      mine = {call_, packed_here<Own>(0, rows_.count)};
+    }
     Rows rows = rows_;
     rows.packed = mine.packed;
     return rows;
