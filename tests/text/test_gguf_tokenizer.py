@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ModelError
+from headrace.text import gguf_tokenizer as module
+from headrace.text.gguf_tokenizer import read_gguf_tokenizer
 from headrace.text.tokenizer import Tokenizer
 from text.vocabularies import GEMMA3_TEXT, SMOLLM2_TEXT, byte_level_backend, gguf_definition, gguf_tokenizer
 
@@ -113,6 +115,47 @@ def test_byte_level_equals_the_tokenizer_it_was_converted_from(text: str) -> Non
     tokenizer = Tokenizer.from_gguf(byte_level_metadata())
     assert tokenizer.encode(text) == byte_level_backend().encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
+
+
+def backend_of(metadata: dict[str, Any], cache: Path | None = None) -> Any:
+    return json.loads(read_gguf_tokenizer(metadata, cache).backend.to_str())
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"short", "cut", "changed"])
+def test_merges_kept_on_disk_are_those_that_scores_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | str | None
+) -> None:
+    monkeypatch.setattr(module, "_LARGE", 1)
+    metadata = sentencepiece_metadata()
+    expected = backend_of(metadata)
+    assert expected["model"]["merges"]
+    assert backend_of(metadata, tmp_path / "new") == expected
+    (file,) = (tmp_path / "new").iterdir()
+    whole = file.read_bytes()
+    if damage is None:  # from disk alone
+        monkeypatch.setattr(module._Vocabulary, "_merges_from_scores", lambda self: pytest.fail("anew"))
+    else:
+        changed = {"cut": whole[:-1], "changed": whole[:-1] + bytes([whole[-1] ^ 1])}
+        file.write_bytes(damage if isinstance(damage, bytes) else changed[damage])
+    assert backend_of(metadata, tmp_path / "new") == expected
+    assert file.read_bytes() == whole
+    assert list((tmp_path / "new").iterdir()) == [file]
+
+
+def test_other_scores_have_other_merges_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE", 1)
+    metadata = sentencepiece_metadata()
+    other = {**metadata, "tokenizer.ggml.scores": -metadata["tokenizer.ggml.scores"]}
+    for each in (metadata, other, metadata):
+        assert backend_of(each, tmp_path) == backend_of(each)
+    assert backend_of(metadata) != backend_of(other)
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE", 1)
+    (tmp_path / "file").touch()
+    metadata = sentencepiece_metadata()
+    assert backend_of(metadata, tmp_path / "file") == backend_of(metadata)
 
 
 def test_sentencepiece_prefix_bos_and_bytes() -> None:

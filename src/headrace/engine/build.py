@@ -6,7 +6,8 @@ import hashlib
 import logging
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +39,8 @@ class Built:
 
     Attributes:
         startup_s: seconds from options to ready, without the import of JAX.
-        phases: seconds of each part of the start, in order; the last is "compile".
+        phases: seconds of each part of the start, in order; the last is "compile". "tokenizer" is what is left of
+            reading it when the weights are there.
     """
 
     engine: Engine
@@ -81,15 +83,18 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     leader = lead(config.coordinator, config.num_processes) if config.coordinator is not None else None
     checkpoint = open_checkpoint(resolve(config.model, progress=progress))
     phases.ends("open")
-    tokenizer = _tokenizer(checkpoint)
-    phases.ends("tokenizer")
-    mesh = make_mesh(config.data_parallel, config.tensor_parallel)
-    known = checkpoint.is_gguf and known_blocks(info.dtype for info in checkpoint.file.tensors.values())
-    config = config.resolve(checkpoint.spec, keep_blocks=known and wanted(mesh))
-    if leader is not None:
-        leader.tell_options({**asdict(config), "fingerprint": _fingerprint(checkpoint, tokenizer)})
-    manager = _manager(config, checkpoint, tokenizer, mesh, leader, phases, progress)
-    return Built(Engine(config, tokenizer, manager), checkpoint, time.perf_counter() - start, phases.seconds)
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reading:
+        tokenizer = reading.submit(
+            _tokenizer, checkpoint
+        )  # seconds of Python for a large vocabulary, beside native code
+        mesh = make_mesh(config.data_parallel, config.tensor_parallel)
+        known = checkpoint.is_gguf and known_blocks(info.dtype for info in checkpoint.file.tensors.values())
+        config = config.resolve(checkpoint.spec, keep_blocks=known and wanted(mesh))
+        if leader is not None:
+            leader.tell_options({**asdict(config), "fingerprint": _fingerprint(checkpoint, tokenizer.result())})
+        manager = _manager(config, checkpoint, tokenizer.result, mesh, leader, phases, progress)
+        engine = Engine(config, tokenizer.result(), manager)
+    return Built(engine, checkpoint, time.perf_counter() - start, phases.seconds)
 
 
 def follow(config: EngineConfig, *, progress: bool = False) -> None:
@@ -113,7 +118,7 @@ def follow(config: EngineConfig, *, progress: bool = False) -> None:
             raise ModelError(f"{config.model}: is not the model of process 0; give both the same")
         config = EngineConfig(**{**options, "model": config.model, "process_id": config.process_id})
         mesh = make_mesh(config.data_parallel, config.tensor_parallel)
-        manager = _manager(config, checkpoint, tokenizer, mesh, follower, _Phases(), progress)
+        manager = _manager(config, checkpoint, lambda: tokenizer, mesh, follower, _Phases(), progress)
         follower.follow(manager)
     except BaseException as error:
         follower.report(error)
@@ -123,16 +128,22 @@ def follow(config: EngineConfig, *, progress: bool = False) -> None:
 def _manager(
     config: EngineConfig,
     checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
+    tokenizer: Callable[[], Tokenizer],
     mesh: Mesh | None,
     group: Group | None,
     phases: _Phases,
     progress: bool,
 ) -> ExecutionManager:
-    """A compiled manager."""
+    """A compiled manager. The tokenizer is asked for when the weights are there."""
     assert config.max_model_len is not None
     if mesh is None and jax.default_backend() == "cpu" and not native.available():
         log.warning("%s", native.reason())
+    weights = load_weights(
+        checkpoint, config.jax_dtype, config.weights_dtype, mesh, native=wanted(mesh), progress=progress
+    )
+    phases.ends("weights")
+    vocab_size = tokenizer().vocab_size
+    phases.ends("tokenizer")
     options = ExecutionOptions(
         dtype=config.jax_dtype,
         num_pages=config.num_pages(checkpoint.spec),
@@ -140,7 +151,7 @@ def _manager(
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        vocab_limit=min(tokenizer.vocab_size, checkpoint.spec.vocab_size),
+        vocab_limit=min(vocab_size, checkpoint.spec.vocab_size),
         max_logprobs=config.max_logprobs,
         logprobs_mode=config.logprobs_mode,
         attention=config.attention,
@@ -151,10 +162,6 @@ def _manager(
         saved_steps=use_compilation_cache(),
         debug=config.debug,
     )
-    weights = load_weights(
-        checkpoint, config.jax_dtype, config.weights_dtype, mesh, native=wanted(mesh), progress=progress
-    )
-    phases.ends("weights")
     manager = ExecutionManager(checkpoint.spec, weights, options, mesh, group)
     phases.ends("state")
     log.info("compiling steps, or loading those that were compiled before; the first time may take minutes")
@@ -210,5 +217,5 @@ def _cpu_flags() -> str:
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     if isinstance(checkpoint.file, GGUFFile):
-        return Tokenizer.from_gguf(checkpoint.file.metadata)
+        return Tokenizer.from_gguf(checkpoint.file.metadata, cache_dir() / "merges")
     return Tokenizer.from_folder(checkpoint.path)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from headrace.errors import ModelError
 from headrace.text.definition import TokenizerDefinition
+from headrace.text.merges import kept_merges
 from headrace.text.pretokenizers import pre_rule
 
 _PREFIX = "tokenizer.ggml."
+_LARGE = 65_536  # tokens, from which on merges are kept on disk
 
 # Control tokens that end a turn or a text in every model that has them. Files often name only one of theirs.
 _END_TOKENS = (
@@ -40,11 +45,12 @@ class _TokenType(IntEnum):
     BYTE = 6
 
 
-def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerDefinition:
+def read_gguf_tokenizer(metadata: Mapping[str, Any], cache: Path | None = None) -> TokenizerDefinition:
     """Build a tokenizer from GGUF metadata.
 
     Args:
         metadata: the file's keys and values; token types and scores as NumPy arrays, or as lists.
+        cache: folder for what takes long to work out of a large vocabulary.
 
     Raises:
         ModelError: a key is missing, or names a kind of tokenizer that is not supported.
@@ -62,7 +68,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerDefinition:
             backend.decoder = decoders.ByteLevel()
         case "llama":
             adds_bos = True
-            backend = Tokenizer(vocabulary.sentencepiece_bpe())
+            backend = Tokenizer(vocabulary.sentencepiece_bpe(cache))
             _use_sentencepiece_spaces(backend, prefix=bool(metadata.get(_PREFIX + "add_space_prefix", True)))
         case _:
             raise ModelError(f"tokenizer.ggml.model is {model!r}, which is not supported (supported: gpt2, llama)")
@@ -124,11 +130,15 @@ class _Vocabulary:
             merges.append((left, right))
         return _bpe(vocab=self.ids, merges=merges, ignore_merges=ignore_merges)
 
-    def sentencepiece_bpe(self) -> Any:
+    def sentencepiece_bpe(self, cache: Path | None) -> Any:
         unknown = self.named_id("unknown")
+        if cache is None or len(self.tokens) < _LARGE:
+            merges = self._merges_from_scores()
+        else:
+            merges = kept_merges(cache / self._digest(), self.tokens, self._merges_from_scores)
         return _bpe(
             vocab=self.ids,
-            merges=self._merges_from_scores(),
+            merges=merges,
             byte_fallback=True,
             fuse_unk=True,
             unk_token=None if unknown is None else self.tokens[unknown],
@@ -155,6 +165,13 @@ class _Vocabulary:
                 pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
             merges += pairs
         return merges
+
+    def _digest(self) -> str:
+        """Of all that merges depend on."""
+        digest = hashlib.sha256("\0".join(self.tokens).encode("utf-8", "surrogatepass"))
+        digest.update(np.asarray(self._types, np.int32).tobytes())
+        digest.update(np.asarray(self._required("scores"), np.float32).tobytes())
+        return digest.hexdigest()
 
     def register_added_tokens(self, backend: Any) -> None:
         """Make the backend match control and user-defined tokens whole, before anything else looks at the text."""

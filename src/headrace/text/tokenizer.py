@@ -45,13 +45,16 @@ class Tokenizer:
         return cls(read_folder_tokenizer(path))
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_gguf(cls, metadata: Mapping[str, Any], cache: Path | None = None) -> Tokenizer:
         """Build the tokenizer that a GGUF file's metadata describes.
+
+        Args:
+            cache: folder for what takes long to work out of a large vocabulary.
 
         Raises:
             ModelError: the file's kind of tokenizer is unknown, or its data is incomplete.
         """
-        return cls(read_gguf_tokenizer(metadata))
+        return cls(read_gguf_tokenizer(metadata, cache))
 
     @property
     def vocab_size(self) -> int:
