@@ -35,6 +35,7 @@ struct Product {
   const float* bias;      // [outputs] or null
   const float* residual;  // like y, added to it, or null
   float* y;               // [rows, outputs], or half as many outputs with an activation
+  bool past_caches;       // y is written to memory at once, see packing.h; then it and its rows are multiples of 64 bytes
 
   int64_t units() const { return activation == Activation::kNone ? matrix.panels() : matrix.panels() / 2; }
   int64_t width() const { return activation == Activation::kNone ? matrix.outputs : matrix.outputs / 2; }
@@ -256,7 +257,11 @@ template <class V> inline void finish(const Product& p, int64_t unit, int64_t ro
   // After all loads: rows often lie a multiple of 4 KB apart, and a load that looks like a store before it has to wait.
   for (int r = 0; r < R; r++) {
     float* y = p.y + (row + r) * width + column;
-    n == kPanel ? V::store(y, result[r]) : V::store_n(y, result[r], n);
+    if (p.past_caches) {
+      V::stream(y, result[r]);
+    } else {
+      n == kPanel ? V::store(y, result[r]) : V::store_n(y, result[r], n);
+    }
   }
 }
 
@@ -278,6 +283,7 @@ template <class V> void multiply(const Product& p, int64_t begin, int64_t end) {
       row += R;
     }
   }
+  if (p.past_caches) V::fence();
 }
 
 }  // namespace headrace

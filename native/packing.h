@@ -49,6 +49,12 @@ class Packing {
     });
   }
 
+  // Whether results are better written past the caches as well: those of few rows, which every thread then reads. More
+  // rows would wait for memory, as they are read (a tenth slower with 32).
+  static bool past_caches(const Pool& pool, int64_t count, int64_t width, const float* y) {
+    return pool.num_threads > 1 && count <= kFewRows && width % kPanel == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
+  }
+
   // The rows, packed, for the calling thread.
   Rows rows() const {
     if (rows_.packed != nullptr) return rows_;
@@ -68,6 +74,7 @@ class Packing {
   }
 
  private:
+  static constexpr int64_t kFewRows = 8;
   static constexpr int64_t kOwnElements = 16384;  // a few microseconds; a loop of its own would take about as long
 
   static uint64_t next_call() {

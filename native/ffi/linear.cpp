@@ -32,7 +32,8 @@ struct Stage {
 void run(const Pool& pool, const Kernels& k, const Stage& s, const float* x, const float* residual, int64_t count, float* y) {
   const Matrix& m = s.matrix;
   const Packing packing(pool, k, {x, count, m.columns, s.norm, s.eps, is_dense(m.format(0)), nullptr});
-  const Product product{m, {}, s.activation, s.bias, s.post_norm == nullptr ? residual : nullptr, y};
+  const bool past_caches = Packing::past_caches(pool, count, s.width(), y);
+  const Product product{m, {}, s.activation, s.bias, s.post_norm == nullptr ? residual : nullptr, y, past_caches};
   // A few parts for each thread, so that one that is held up does not hold up the others.
   const int64_t units = product.units(), parts = std::min<int64_t>(units, int64_t(pool.num_threads) * 6);
   for_all(pool, parts, [&](int64_t i) {

@@ -46,6 +46,11 @@ struct Avx2 {
     _mm256_maskstore_ps(p, first(n), a.lo);
     if (n > 8) _mm256_maskstore_ps(p + 8, first(n - 8), a.hi);
   }
+  static void stream(float* p, F a) {
+    _mm256_stream_ps(p, a.lo);
+    _mm256_stream_ps(p + 8, a.hi);
+  }
+  static void fence() { _mm_sfence(); }
   static void store_bfloat(uint16_t* p, F a) {
     __m256i packed = _mm256_packus_epi32(to_bfloat(a.lo), to_bfloat(a.hi));  // within 128 bits each: halves interleaved
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));

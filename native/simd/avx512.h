@@ -30,6 +30,8 @@ struct Avx512 {
   }
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   static void store_n(float* p, F a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
+  static void stream(float* p, F a) { _mm512_stream_ps(p, a); }
+  static void fence() { _mm_sfence(); }
   static void store_bfloat(uint16_t* p, F a) {
     __m512i bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);

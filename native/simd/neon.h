@@ -49,6 +49,8 @@ struct Neon {
     store(x, a);
     std::memcpy(p, x, 4 * size_t(n));
   }
+  static void stream(float* p, F a) { store(p, a); }
+  static void fence() {}
   static void store_bfloat(uint16_t* p, F a) {
     for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, to_bfloat(a.v[i]));
   }

@@ -72,6 +72,9 @@ struct Scalar {
   static F load_bfloat(const uint16_t* p) { HEADRACE_LANES(F, bfloat_to_float(p[i])) }
   static void store(float* p, F a) { std::memcpy(p, a.v, 64); }
   static void store_n(float* p, F a, int n) { std::memcpy(p, a.v, 4 * size_t(n)); }
+  // Past the caches, where that can be asked for; p is a multiple of 64 bytes. fence() before other threads are told of it.
+  static void stream(float* p, F a) { store(p, a); }
+  static void fence() {}
   static void store_bfloat(uint16_t* p, F a) {
     for (int i = 0; i < 16; i++) p[i] = float_to_bfloat(a.v[i]);
   }

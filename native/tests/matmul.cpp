@@ -1,5 +1,6 @@
 // Products of random shapes: each instruction set against plain C++ bit for bit, and plain C++ against float64.
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "pack.h"
 #include "packing.h"
 #include "pool.h"
+#include "scratch.h"
 #include "simd/scalar.h"
 #include "tests.h"
 
@@ -111,7 +113,7 @@ Rows rows_of(const Case& c) { return {c.x.data(), c.rows, c.columns, pointer(c.n
 
 Product product_of(const Case& c, std::vector<float>& y) {
   y.assign(size_t(c.rows * c.width()), -1.0f);
-  return {{c.panels.get(), c.table.data(), c.outputs, c.columns}, {}, c.activation, pointer(c.bias), pointer(c.residual), y.data()};
+  return {{c.panels.get(), c.table.data(), c.outputs, c.columns}, {}, c.activation, pointer(c.bias), pointer(c.residual), y.data(), false};
 }
 
 std::vector<float> product(const Kernels& k, const Case& c, int64_t parts) {
@@ -128,14 +130,18 @@ std::vector<float> product(const Kernels& k, const Case& c, int64_t parts) {
 
 // The same on several threads, which pack rows for themselves or for each other.
 std::vector<float> shared_product(const Kernels& k, const Case& c, const Pool& pool, int64_t parts) {
+  struct Results {};
   std::vector<float> y;
   const Packing packing(pool, k, rows_of(c));
-  const Product whole = product_of(c, y);
+  Product whole = product_of(c, y);
+  whole.y = reinterpret_cast<float*>(scratch<Results>(y.size() * 4));
+  whole.past_caches = c.width() % kPanel == 0;
   for_all(pool, parts, [&](int64_t i) {
     Product p = whole;
     p.rows = packing.rows();
     k.multiply(p, p.units() * i / parts, p.units() * (i + 1) / parts);
   });
+  std::memcpy(y.data(), whole.y, y.size() * 4);
   return y;
 }
 
