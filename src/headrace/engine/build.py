@@ -7,7 +7,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -40,7 +40,7 @@ class Built:
     Attributes:
         startup_s: seconds from options to ready, without the import of JAX.
         phases: seconds of each part of the start, in order; the last is "compile". "tokenizer" is what is left of
-            reading it when the weights are there.
+            reading it when the weights are there; with other processes it comes first and counts as "weights".
     """
 
     engine: Engine
@@ -84,9 +84,10 @@ def build(config: EngineConfig, *, progress: bool = False) -> Built:
     checkpoint = open_checkpoint(resolve(config.model, progress=progress))
     phases.ends("open")
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reading:
-        tokenizer = reading.submit(
-            _tokenizer, checkpoint
-        )  # seconds of Python for a large vocabulary, beside native code
+        # For a large vocabulary seconds of Python, beside native code.
+        tokenizer = reading.submit(_tokenizer, checkpoint)
+        if wait([tokenizer], timeout=0.02).done:  # what it refuses it mostly refuses at once, the weights unread
+            tokenizer.result()
         mesh = make_mesh(config.data_parallel, config.tensor_parallel)
         known = checkpoint.is_gguf and known_blocks(info.dtype for info in checkpoint.file.tensors.values())
         config = config.resolve(checkpoint.spec, keep_blocks=known and wanted(mesh))

@@ -17,6 +17,7 @@ from headrace.text.merges import kept_merges
 from headrace.text.pretokenizers import pre_rule
 
 _PREFIX = "tokenizer.ggml."
+_MERGES_VERSION = 1  # of what `_merges_from_scores` gives: to be raised with it
 _LARGE = 65_536  # tokens, from which on merges are kept on disk
 
 # Control tokens that end a turn or a text in every model that has them. Files often name only one of theirs.
@@ -168,7 +169,9 @@ class _Vocabulary:
 
     def _digest(self) -> str:
         """Of all that merges depend on."""
-        digest = hashlib.sha256("\0".join(self.tokens).encode("utf-8", "surrogatepass"))
+        digest = hashlib.sha256(f"{_MERGES_VERSION}".encode())
+        digest.update("\0".join(self.tokens).encode("utf-8", "surrogatepass"))
+        digest.update(np.array([len(token) for token in self.tokens], np.int32).tobytes())
         digest.update(np.asarray(self._types, np.int32).tobytes())
         digest.update(np.asarray(self._required("scores"), np.float32).tobytes())
         return digest.hexdigest()

@@ -35,6 +35,11 @@ def kept_merges(path: Path, tokens: Sequence[str], make: Callable[[], Merges]) -
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(data).digest() + data)
-        os.replace(file.name, path)
+            try:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.flush()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
     return merges
