@@ -173,7 +173,8 @@ def test_startup_writes_the_figures_that_it_promises(cli: Cli, tiny_folder: Path
     for one in (*report["cold"], *report["warm"]):
         phases = ["import", "open", "weights", "tokenizer", "state", "compile"]
         assert list(one) == ["first_token", "total", *phases, "peak_bytes"]
-        assert 0 < sum(one[phase] for phase in phases) < one["total"] < one["first_token"]
+        # Both ends may be read at once, on a busy machine.
+        assert 0 < sum(one[phase] for phase in phases) < one["total"] <= one["first_token"]
         assert 50e6 < one["peak_bytes"] < 5e9
     assert len(outcome.out.splitlines()) == 4
     assert cli("bench", "startup", tiny_folder, *QUICK, "--max-model-len", 999, "--runs", 1).code == 2
