@@ -1,8 +1,5 @@
 // The products of a decoder with what stands before and after them: norm, product, activation, bias, norm, residual.
 #include <algorithm>
-#include <atomic>
-#include <functional>
-#include <new>
 #include <utility>
 
 #include "../kernels.h"

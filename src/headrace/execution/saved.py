@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import pickle
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable
@@ -21,11 +20,11 @@ import jax
 from jax.experimental import serialize_executable
 
 from headrace import native
+from headrace.kept import read_kept, write_kept
 
 log = logging.getLogger(__name__)
 
 _TRACED = ("execution", "kernels", "layers", "models", "sampling")
-_DIGEST = 32  # bytes of SHA-256 in front of the rest
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,11 @@ class SavedStep:
 
     def _load(self) -> Any | None:
         try:
-            content = self.path.read_bytes()
+            data = read_kept(self.path)
         except OSError:
             return None
-        digest, data = content[:_DIGEST], content[_DIGEST:]
-        if hashlib.sha256(data).digest() != digest:
-            log.warning("%s is damaged; the step is compiled anew", self.path)
+        except ValueError as error:
+            log.warning("%s; the step is compiled anew", error)
             _remove(self.path)
             return None
         try:
@@ -81,16 +79,7 @@ class SavedStep:
         [device] = {device.id for sharding in shardings for device in sharding.device_set}
         try:
             data = zlib.compress(pickle.dumps((device, *serialize_executable.serialize(compiled))), 1)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Other processes see the whole file or none.
-            with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-                try:
-                    file.write(hashlib.sha256(data).digest() + data)
-                    file.flush()
-                    os.replace(file.name, self.path)
-                except BaseException:
-                    _remove(Path(file.name))
-                    raise
+            write_kept(self.path, data)
         except (OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
             log.warning("a compiled step cannot be kept in %s: %s", self.path.parent, error)
 
